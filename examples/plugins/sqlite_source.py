@@ -8,7 +8,7 @@ import msgspec
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.plugin import Plugin
-from motorcade.extension.sources import Ack, Answer, Feed, Given, Kind, Source, Why
+from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, SourceType, Why
 
 
 class Reader(Source):
@@ -56,4 +56,4 @@ class Rows(Plugin):
     async def start(self) -> None:
         self.database = sqlite3.connect(f"file:{self.config.database}?mode=ro", uri=True, check_same_thread=False)
         self.database.row_factory = sqlite3.Row
-        self.context.add_source(Kind("rows", lambda feed: Reader(feed, self), prefix="rows/"))
+        self.context.add_source(SourceType("rows", lambda feed: Reader(feed, self), prefix="rows/"))

@@ -776,17 +776,17 @@ def _client_detail(session: Session, waiting: tuple[int, int]) -> ClientDetail:
 
 
 def _source_views(session: Session) -> list[SourceView]:
-    lanes = session.carrier.lanes.values() if session.carrier is not None else ()
+    slots = session.scheduler.slots.values() if session.scheduler is not None else ()
     return [
         SourceView(
-            source=lane.kind.name,
-            filters=list(lane.subscriptions),
-            waiting=len(lane.buffer),
-            unacked=lane.unacked,
-            promised=lane.promised,
-            recreating=lane.retry is not None,
+            source=slot.kind.name,
+            filters=list(slot.subscriptions),
+            waiting=len(slot.buffer),
+            unacked=slot.unacked,
+            promised=slot.promised,
+            recreating=slot.retry is not None,
         )
-        for lane in islice(lanes, MAX_SUBSCRIPTIONS)
+        for slot in islice(slots, MAX_SUBSCRIPTIONS)
     ]
 
 

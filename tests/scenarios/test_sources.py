@@ -2,7 +2,7 @@
 connections, beside other sources and live messages, while plugins come and go?
 
 The sources are streams here, because their contents can be read again by every test, and one that a user has written;
-one node serves nearly all tests. What sources may rely on in detail is tested in `tests/unit/broker/test_carrier.py`.
+one node serves nearly all tests. What sources may rely on in detail is in `tests/unit/broker/test_source_scheduler.py`.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def test_a_source_is_unloaded_and_loaded_under_its_clients() -> None:
 ROWS = """
 from motorcade.core.message import Message
 from motorcade.extension.plugin import Plugin
-from motorcade.extension.sources import Given, Kind, Source
+from motorcade.extension.sources import Given, SourceType, Source
 
 
 class Rows(Source):
@@ -301,8 +301,8 @@ class Faulty(Source):
 class RowsPlugin(Plugin):
     async def start(self):
         make = lambda feed: Rows(feed, self.context.counters)
-        self.context.add_source(Kind(self.context.name, make, prefix="rows/"))
-        self.context.add_source(Kind(self.context.name + "-faulty", Faulty, prefix="faulty"))
+        self.context.add_source(SourceType(self.context.name, make, prefix="rows/"))
+        self.context.add_source(SourceType(self.context.name + "-faulty", Faulty, prefix="faulty"))
 """
 
 

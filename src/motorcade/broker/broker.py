@@ -21,7 +21,7 @@ import structlog
 
 from motorcade.broker.channel import Channel
 from motorcade.broker.connection import Connection, Flusher
-from motorcade.broker.effects import Ask, Steps
+from motorcade.broker.effects import RunHook, Steps
 from motorcade.broker.limits import LogLimit
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.router import first_level
@@ -34,7 +34,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.topic import check_topic
 from motorcade.extension.hooks import Callback, Chain, Handled
-from motorcade.extension.sources import Kind
+from motorcade.extension.sources import SourceType
 from motorcade.storage.ports import StoreError
 from motorcade.tasks import Tasks
 
@@ -79,7 +79,7 @@ async def _carry_out(steps: Steps) -> None:
     try:
         while True:
             effect = steps.send(answer)
-            answer = effect.chain.fold(*effect.args, acc=effect.acc) if isinstance(effect, Ask) else None
+            answer = effect.chain.fold(*effect.args, acc=effect.acc) if isinstance(effect, RunHook) else None
             if inspect.isawaitable(answer):
                 answer = await answer
     except StopIteration:
@@ -469,25 +469,25 @@ class Broker:
     def tell(self, client_id: str, what: object) -> bool:
         """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
         session = self.state.registry.sessions.get(client_id)
-        return session is not None and session.carrier is not None and session.carrier.tell(what)
+        return session is not None and session.scheduler is not None and session.scheduler.tell(what)
 
-    def _sources_changed(self, kind: Kind, added: bool) -> None:
+    def _sources_changed(self, kind: SourceType, added: bool) -> None:
         """Bring the clients that are here up to date; the others hear of it when they come back."""
         if not added:
             for session in self.state.registry.sessions.values():
-                if session.carrier is not None:
-                    session.carrier.removed(kind)
+                if session.scheduler is not None:
+                    session.scheduler.removed(kind)
                     session.put_down()
                     session.go_on()  # others may have room now
             return
         self.supervisor.start(partial(self._offer_source, kind), f"broker.source.{kind.name}", loop=self.loop)
 
-    async def _offer_source(self, kind: Kind) -> None:
+    async def _offer_source(self, kind: SourceType) -> None:
         for number, session in enumerate(list(self.state.registry.sessions.values())):
             if kind not in self.state.shared.sources.kinds:
                 return
             if session.greeted and session.subscriptions:
-                session.carry().added(kind)
+                session.schedule_sources().added(kind)
                 session.put_down()
                 session.go_on()
             if number % RECHECK_STEP == RECHECK_STEP - 1:

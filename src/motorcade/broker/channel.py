@@ -17,16 +17,16 @@ from dataclasses import replace
 from typing import Any
 
 from motorcade.broker.effects import (
-    GIVE_WAY,
+    NEXT_TURN,
     RECEIVE,
-    Ask,
     Await,
+    BindSession,
     Close,
     Effect,
-    Emit,
-    Opened,
-    Renewed,
-    Send,
+    PublishWill,
+    RenewCredentials,
+    RunHook,
+    SendPacket,
     Steps,
 )
 from motorcade.broker.frames import is_released, message_of, qos_of, released
@@ -138,7 +138,7 @@ class Channel(Publishing):
         self._identify(packet)
         self._admit(wall)
         if state.hooks.client_connect is not None:
-            reason = yield Ask(state.hooks.client_connect, (client,), ReasonCode.SUCCESS)
+            reason = yield RunHook(state.hooks.client_connect, (client,), ReasonCode.SUCCESS)
             if reason >= 0x80:
                 raise Refused(reason, "refused by a plugin")
         allow = yield from self._authenticate(packet)
@@ -153,17 +153,17 @@ class Channel(Publishing):
             raise Refused(ReasonCode.PACKET_TOO_LARGE, "the client takes no packet as long as CONNACK")
         session, present, wills = state.registry.open(client, clean=packet.clean_start, wall=wall)
         for message in wills:
-            yield Emit(message)
+            yield PublishWill(message)
         client.keep_alive = keep_alive
         self._settle(session, packet, present=present, wall=wall)
-        yield Opened(session, keep_alive, allow.expires_at)
+        yield BindSession(session, keep_alive, allow.expires_at)
         if present:
             yield from self.recheck(session)  # rules may have changed, or this is another user
         session.will = will
         session.will_delay = (packet.will.properties.will_delay or 0) if packet.will else 0
         yield from self._write_down(session, present=present)
         self.session = session
-        yield Send(replace(connack, session_present=present and packet.version >= 4))
+        yield SendPacket(replace(connack, session_present=present and packet.version >= 4))
         if session.link is None:
             return
         hooks = state.hooks
@@ -266,13 +266,13 @@ class Channel(Publishing):
         return decision
 
     def _converse(self, credentials: Credentials) -> Generator[Effect, Any, Allow | Deny]:
-        """Ask the chain, in as many steps as the method of enhanced authentication needs."""
+        """Run the chain, in as many steps as the method of enhanced authentication needs."""
         method = credentials.method
         decision = yield from self._decide(credentials)
         while isinstance(decision, Challenge):
             if method is None:
                 return Deny(ReasonCode.NOT_AUTHORIZED, "the client did not ask for enhanced authentication")
-            yield Send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, _auth_properties(method, decision.data)))
+            yield SendPacket(Auth(ReasonCode.CONTINUE_AUTHENTICATION, _auth_properties(method, decision.data)))
             answer = yield RECEIVE
             if not isinstance(answer, Auth) or answer.reason is not ReasonCode.CONTINUE_AUTHENTICATION:
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "AUTH 0x18 must follow")  # [MQTT-4.12.0-3]
@@ -286,7 +286,7 @@ class Channel(Publishing):
         chain = self.state.hooks.client_authenticate
         decision: Decision | None = None
         if chain is not None:
-            decision = yield Ask(chain, (self.client, credentials), None)
+            decision = yield RunHook(chain, (self.client, credentials), None)
         if decision is not None:
             return decision
         if credentials.method is not None:
@@ -380,8 +380,8 @@ class Channel(Publishing):
     def _puback(self, session: Session, packet: Puback, wall: float) -> Steps:
         frame = session.inflight.get(packet.packet_id)
         if frame is None:
-            if session.carrier is not None:
-                session.carrier.late(packet.packet_id, packet.reason)
+            if session.scheduler is not None:
+                session.scheduler.late(packet.packet_id, packet.reason)
             return  # late or wrong; nothing waits for it
         if is_released(frame) or qos_of(frame) != 1:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBACK for a QoS 2 message")
@@ -402,11 +402,11 @@ class Channel(Publishing):
                 return  # from an earlier connection; the message itself comes again, and PUBREC with it
             if packet.reason < 0x80:
                 yield from self.in_turn(session)
-                yield Send(Pubrel(packet.packet_id, reason))
+                yield SendPacket(Pubrel(packet.packet_id, reason))
             return
         if is_released(frame):
             yield from self.in_turn(session)
-            yield Send(Pubrel(packet.packet_id))
+            yield SendPacket(Pubrel(packet.packet_id))
             return
         if qos_of(frame) != 2:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "PUBREC for a QoS 1 message")
@@ -427,7 +427,7 @@ class Channel(Publishing):
                 raise unanswered()
         else:
             yield from self.in_turn(session)
-        yield Send(Pubrel(packet.packet_id))
+        yield SendPacket(Pubrel(packet.packet_id))
 
     def _pubcomp(self, session: Session, packet: Pubcomp, wall: float) -> Steps:
         frame = session.inflight.get(packet.packet_id)
@@ -443,7 +443,7 @@ class Channel(Publishing):
         yield from ()
 
     def _pump(self, session: Session, wall: float) -> None:
-        waits = not session.ready or session.durable is not None or session.carrier is not None
+        waits = not session.ready or session.durable is not None or session.scheduler is not None
         if waits and session.pump(wall) and session.link is not None:
             session.link.pump_later()
 
@@ -452,14 +452,14 @@ class Channel(Publishing):
     def _subscribe(self, session: Session, packet: Subscribe) -> Steps:
         state = self.state
         if self._too_many(len(packet.subscriptions)):
-            yield Send(Suback(packet.packet_id, (ReasonCode.QUOTA_EXCEEDED,) * len(packet.subscriptions)))
+            yield SendPacket(Suback(packet.packet_id, (ReasonCode.QUOTA_EXCEEDED,) * len(packet.subscriptions)))
             return
         properties = packet.properties.user_properties
         wanted: list[Subscription | ReasonCode | Verdict] = [
             replace(item, user_properties=properties) if properties else item for item in packet.subscriptions
         ]
         if state.hooks.client_subscribe is not None:
-            changed = yield Ask(state.hooks.client_subscribe, (self.client, properties), wanted)
+            changed = yield RunHook(state.hooks.client_subscribe, (self.client, properties), wanted)
             if len(changed) != len(wanted):
                 raise ProtocolError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin changed the number of filters")
             wanted = changed
@@ -473,7 +473,7 @@ class Channel(Publishing):
             for found in wanted:
                 item = found.outcome if isinstance(found, Verdict) else found
                 if budget <= 0:
-                    yield GIVE_WAY
+                    yield NEXT_TURN
                     budget = FILTERS_PER_TURN
                 problem = problem or (found.detail if isinstance(found, Verdict) else "")
                 if isinstance(item, ReasonCode):
@@ -497,14 +497,14 @@ class Channel(Publishing):
                 refused = codec.sayable(SUBACK, ReasonCode.QUOTA_EXCEEDED)
                 reasons = [reason if reason >= 0x80 else refused for reason in reasons]
                 granted, problem = [], str(commit.error)
-        yield Send(Suback(packet.packet_id, tuple(reasons), self.problem(problem)))
+        yield SendPacket(Suback(packet.packet_id, tuple(reasons), self.problem(problem)))
         chain = state.hooks.session_subscribed
         if chain is not None:
             for subscription, is_new in granted:
                 chain.notify(self.client, subscription, is_new)
         for subscription, is_new in granted:
             session.offer_to_sources(subscription, is_new=is_new)
-        if session.carrier is not None:
+        if session.scheduler is not None:
             session.go_on()
 
     def _take_back(
@@ -524,7 +524,7 @@ class Channel(Publishing):
     def _give_way_without(self, session: Session, removed: list[str]) -> Steps:
         """Let others have their turn; if the connection ends meanwhile, the store is told what was left till then."""
         try:
-            yield GIVE_WAY
+            yield NEXT_TURN
         except GeneratorExit:
             known = self.state.registry.sessions.get(self.client.client_id) is session  # not one that came after it
             if self.state.store is not None and session.durable is not None and known:
@@ -574,14 +574,14 @@ class Channel(Publishing):
         if self._too_many(len(filters)):
             if self.version != 5:  # its UNSUBACK cannot say no
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, "too many filters in one UNSUBSCRIBE")
-            yield Send(Unsuback(packet.packet_id, (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,) * len(filters)))
+            yield SendPacket(Unsuback(packet.packet_id, (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,) * len(filters)))
             return
         for filter_ in filters:
             if filter_ not in session.subscriptions:
                 _check_form(filter_)
         if state.hooks.client_unsubscribe is not None:
             properties = packet.properties.user_properties
-            changed = yield Ask(state.hooks.client_unsubscribe, (self.client, properties), filters)
+            changed = yield RunHook(state.hooks.client_unsubscribe, (self.client, properties), filters)
             if len(changed) == len(filters):
                 filters = changed
         reasons: list[ReasonCode] = []
@@ -604,7 +604,7 @@ class Channel(Publishing):
             yield Await(commit, hold=True)
             if commit.error is not None:
                 raise unanswered()
-        yield Send(Unsuback(packet.packet_id, tuple(reasons)))
+        yield SendPacket(Unsuback(packet.packet_id, tuple(reasons)))
         chain = state.hooks.session_unsubscribed
         if chain is not None:
             for filter_ in removed:
@@ -613,7 +613,7 @@ class Channel(Publishing):
     # -- the rest
 
     def _ping(self) -> Steps:
-        yield Send(Pingresp())
+        yield SendPacket(Pingresp())
 
     def _disconnect(self, session: Session, packet: Disconnect) -> Steps:
         expiry = packet.properties.session_expiry
@@ -641,8 +641,8 @@ class Channel(Publishing):
         self.state.stats.auth_allowed += 1
         self.client.superuser = decision.superuser
         self.client.attributes = decision.attributes
-        yield Renewed(decision.expires_at)
-        yield Send(Auth(ReasonCode.SUCCESS, _auth_properties(method, decision.data)))
+        yield RenewCredentials(decision.expires_at)
+        yield SendPacket(Auth(ReasonCode.SUCCESS, _auth_properties(method, decision.data)))
         if self.session is not None:
             yield from self.recheck(self.session)
 

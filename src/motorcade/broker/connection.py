@@ -27,7 +27,18 @@ import structlog
 from motorcade.broker import fastpath
 from motorcade.broker.ack_queue import AckQueue
 from motorcade.broker.channel import Channel, Refused
-from motorcade.broker.effects import GIVE_WAY, Ask, Await, Close, Emit, Opened, Renewed, Send, Steps, WaitFor
+from motorcade.broker.effects import (
+    NEXT_TURN,
+    Await,
+    AwaitReceiver,
+    BindSession,
+    Close,
+    PublishWill,
+    RenewCredentials,
+    RunHook,
+    SendPacket,
+    Steps,
+)
 from motorcade.broker.frames import read_varint
 from motorcade.broker.limits import LeakyBucket
 from motorcade.broker.publishing import unanswered
@@ -415,21 +426,21 @@ class Connection(asyncio.Protocol):
             except StopIteration:
                 return True
             answer = None
-            if isinstance(effect, Send):
+            if isinstance(effect, SendPacket):
                 self.send(effect)
-            elif isinstance(effect, Ask):
+            elif isinstance(effect, RunHook):
                 answer = effect.chain.fold(*effect.args, acc=effect.acc)
                 if inspect.isawaitable(answer):
                     self._suspend(steps, answer)
                     return False
-            elif isinstance(effect, Opened):
+            elif isinstance(effect, BindSession):
                 self._open(effect)
-            elif isinstance(effect, Renewed):
+            elif isinstance(effect, RenewCredentials):
                 self.expires_at = effect.expires_at
-            elif isinstance(effect, WaitFor):
+            elif isinstance(effect, AwaitReceiver):
                 self._wait_for(effect.session, steps)
                 return False
-            elif effect is GIVE_WAY:
+            elif effect is NEXT_TURN:
                 self._suspended = True
                 self._hold_reading()
                 self._steps_behind = steps
@@ -439,7 +450,7 @@ class Connection(asyncio.Protocol):
                 session = self.session or (self.channel.session if self.channel is not None else None)
                 if session is not None and (session.acks_wait or not effect.commit.done):
                     return self._await(session, effect, steps)
-            elif isinstance(effect, Emit):
+            elif isinstance(effect, PublishWill):
                 self.broker.publish_will(effect.message)
             elif isinstance(effect, Close):
                 self.with_will = effect.with_will
@@ -448,7 +459,7 @@ class Connection(asyncio.Protocol):
                 self._steps = steps
                 return True
 
-    def _open(self, effect: Opened) -> None:
+    def _open(self, effect: BindSession) -> None:
         """The channel has let the client in."""
         session = self.session = effect.session
         session.link = self
@@ -536,7 +547,7 @@ class Connection(asyncio.Protocol):
         else:
             answer = channel.problem(str(commit.error))
             for number in numbers:
-                self.send(Send(Puback(int.from_bytes(number, "big"), ReasonCode.QUOTA_EXCEEDED, answer)))
+                self.send(SendPacket(Puback(int.from_bytes(number, "big"), ReasonCode.QUOTA_EXCEEDED, answer)))
             self.broker.flusher.later()
             _less_crowded(session)
 
@@ -643,7 +654,7 @@ class Connection(asyncio.Protocol):
 
     # -- out
 
-    def send(self, effect: Send) -> None:
+    def send(self, effect: SendPacket) -> None:
         """Write a packet, in order with everything else; nothing if the connection is closed already."""
         if self.closing:
             return

@@ -1,16 +1,16 @@
 """What a channel asks of its connection: the values that its generators yield.
 
-Send(packet)        write a packet to this client
-Ask(chain, …)       run a hook chain, which may wait; the answer is sent back into the generator
-RECEIVE             wait for the client's next packet; it is sent back into the generator
-GIVE_WAY            go on in the next turn of the event loop; others have theirs first
-Opened(session, …)  the client is let in: bind this connection to the session
-Renewed(expires_at) the client has shown new credentials
-WaitFor(session)    go on when a receiver that is behind has caught up
-Await(commit)       go on when something is stored, in the order in which it was asked for; other packets of the
-client are taken meanwhile, unless `hold`
-Emit(message)       publish a will of some session
-Close(with_will)    close the connection; with_will tells whether the client's will is due
+SendPacket(packet)            write a packet to this client
+RunHook(chain, …)             run a hook chain, which may wait; the answer is sent back into the generator
+RECEIVE                       wait for the client's next packet; it is sent back into the generator
+NEXT_TURN                     go on in the next turn of the event loop; others have theirs first
+BindSession(session, …)       the client is let in: bind this connection to the session
+RenewCredentials(expires_at)  the client has shown new credentials
+AwaitReceiver(session)        go on when a receiver that is behind has caught up
+Await(commit)                 go on when something is stored, in the order in which it was asked for; other packets
+                              of the client are taken meanwhile, unless `hold`
+PublishWill(message)          publish a will of some session
+Close(with_will)              close the connection; with_will tells whether the client's will is due
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from motorcade.mqtt.packets import Packet
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendPacket:
     """Write a packet to this client."""
 
     packet: Packet
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RunHook:
     """Run a hook chain and send its result back."""
 
     chain: Chain
@@ -43,7 +43,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class BindSession:
     """The client is let in."""
 
     session: Session
@@ -52,21 +52,21 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class RenewCredentials:
     """The client has authenticated again."""
 
     expires_at: float | None  #: when its credentials end, seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class PublishWill:
     """Publish a will."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class WaitFor:
+class AwaitReceiver:
     """Go on when a client that is behind has caught up, or has been waited for long enough."""
 
     session: Session
@@ -92,11 +92,22 @@ class _Receive:
     __slots__ = ()
 
 
-class _GiveWay:
+class _NextTurn:
     __slots__ = ()
 
 
 RECEIVE: Final = _Receive()
-GIVE_WAY: Final = _GiveWay()
-Effect = Send | Ask | Opened | Renewed | WaitFor | Await | Emit | Close | _Receive | _GiveWay
+NEXT_TURN: Final = _NextTurn()
+Effect = (
+    SendPacket
+    | RunHook
+    | BindSession
+    | RenewCredentials
+    | AwaitReceiver
+    | Await
+    | PublishWill
+    | Close
+    | _Receive
+    | _NextTurn
+)
 Steps = Generator[Effect, Any, None]

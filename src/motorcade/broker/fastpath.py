@@ -62,7 +62,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     wall = 0.0  # read when somebody asks
     freed = False  # acknowledgements have made room in the window
     durable = session.durable is not None  # what it acknowledges or releases must be stored
-    told = durable or session.carrier is not None  # somebody hears of what it acknowledges
+    told = durable or session.scheduler is not None  # somebody hears of what it acknowledges
     store = state.store
     taken = pubsub.taken if routes is pubsub.routes else None  # without access control, also topics never seen
     batch: MessageBatch | None = None  # messages to be stored

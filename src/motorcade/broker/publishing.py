@@ -14,7 +14,7 @@ import logging
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from motorcade.broker.effects import GIVE_WAY, Ask, Await, Effect, Send, Steps, WaitFor
+from motorcade.broker.effects import NEXT_TURN, Await, AwaitReceiver, Effect, RunHook, SendPacket, Steps
 from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
 from motorcade.broker.state import BrokerState
@@ -59,7 +59,7 @@ class Publishing:
         chain = self.state.hooks.client_authorize
         if chain is None or self.client.superuser:
             return True
-        answer = yield Ask(chain, (self.client, action, topic), None)
+        answer = yield RunHook(chain, (self.client, action, topic), None)
         allowed: bool = answer is True or answer is None  # None: nobody decided, no rule forbids it
         if allowed:
             self.state.stats.acl_allowed += 1
@@ -83,7 +83,7 @@ class Publishing:
                 doubt = session.doubted(packet.packet_id)
                 if doubt is None:
                     yield from self.in_turn(session)
-                    yield Send(Pubrec(packet.packet_id))
+                    yield SendPacket(Pubrec(packet.packet_id))
                     return
             else:
                 self._check_awaiting(session)
@@ -104,11 +104,11 @@ class Publishing:
         answer = self._answer(reason, detail, extra)
         told = codec.sayable(PUBACK, reason) if self.version == 5 else ReasonCode.SUCCESS
         if packet.qos == 1:
-            yield Send(Puback(packet.packet_id, told, answer))
+            yield SendPacket(Puback(packet.packet_id, told, answer))
             return
         if told >= 0x80:
             self._give_up(session, packet.packet_id)
-        yield Send(Pubrec(packet.packet_id, told, answer))
+        yield SendPacket(Pubrec(packet.packet_id, told, answer))
 
     def _give_up(self, session: Session, packet_id: int) -> None:
         """A QoS 2 message is not taken: its id is free again, in the store too."""
@@ -193,7 +193,7 @@ class Publishing:
         given = message
         chain = route.retain_hooks if packet.retain else route.publish_hooks
         if chain is not None:
-            result: Message | Handled = yield Ask(chain, (self.client,), message)
+            result: Message | Handled = yield RunHook(chain, (self.client,), message)
             if isinstance(result, Handled):
                 refusal = yield from self._stored(session, given, packet, _after(given))
                 lasting = packet.qos == 2 and session.durable is not None and result.reason < 0x80
@@ -220,7 +220,7 @@ class Publishing:
             message = result
         only = route.only
         if only is not None and only.behind and packet.qos and only is not session and not session.behind:
-            yield WaitFor(only)  # (a client that is behind itself must be read from, or both would wait for ever)
+            yield AwaitReceiver(only)  # (a client that is behind itself must be read from, or both would wait for ever)
         kept = _taken(message) or _taken(given)
         pending = _after(message) if message is given else _after(message) + _after(given)
         if pending and packet.qos == 2 and session.durable is not None:
@@ -299,9 +299,9 @@ class Publishing:
         if matching is None:
             return
         try:
-            yield GIVE_WAY
+            yield NEXT_TURN
             while not pubsub.go_on(matching):
-                yield GIVE_WAY
+                yield NEXT_TURN
         finally:
             pubsub.give_up(matching)
 
@@ -349,7 +349,7 @@ class Publishing:
         else:
             yield from self.in_turn(session)
         reason = ReasonCode.SUCCESS if known or self.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-        yield Send(Pubcomp(packet.packet_id, reason))
+        yield SendPacket(Pubcomp(packet.packet_id, reason))
 
 
 def _taken(message: Message) -> bool:

@@ -24,7 +24,7 @@ from motorcade.broker.frames import Frame, frame_of, is_released, message_of, qo
 from motorcade.broker.limits import Limits
 from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
-from motorcade.broker.window import Shared
+from motorcade.broker.window import WindowContext
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -270,7 +270,7 @@ class Audience:
 class PubSub:
     """Subscriptions and delivery of one node."""
 
-    def __init__(self, shared: Shared, route_cache: int = Limits().route_cache) -> None:
+    def __init__(self, shared: WindowContext, route_cache: int = Limits().route_cache) -> None:
         """`route_cache`: bytes that remembered routes may take."""
         self.shared = shared
         self.subscriptions = 0
@@ -581,7 +581,7 @@ class PubSub:
 
     def hand_on(self, session: Session, now: float) -> None:
         """A session ends: its shared messages that nobody acknowledged go to other members. [MQTT-4.8.2-5]"""
-        of_sources = session.carrier.unacked if session.carrier is not None else ()
+        of_sources = session.scheduler.unacked if session.scheduler is not None else ()
         sent = [
             (frame, qos_of(frame) == 1)  # QoS 2 may have arrived
             for number, frame in session.inflight.items()

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from motorcade.broker.ack_queue import AckQueue
-from motorcade.broker.carrier import Carrier
 from motorcade.broker.frames import converted
 from motorcade.broker.revoked import Revoked
-from motorcade.broker.window import Shared, Window
+from motorcade.broker.source_scheduler import SourceScheduler
+from motorcade.broker.window import Window, WindowContext
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -71,7 +71,7 @@ class Session(Window):
         "will_delay",
     )
 
-    def __init__(self, shared: Shared, client: ClientInfo, now: float) -> None:
+    def __init__(self, shared: WindowContext, client: ClientInfo, now: float) -> None:
         super().__init__(shared, client)
         self.subscriptions: dict[str, Subscription] = {}
         self.filter_bytes = 0  #: of their filters
@@ -113,8 +113,8 @@ class Session(Window):
         del self.inflight[number]
         if self.durable is not None:
             self.durable.acknowledged(number)
-        if self.carrier is not None:
-            self.carrier.acknowledged(number, reason)
+        if self.scheduler is not None:
+            self.scheduler.acknowledged(number, reason)
 
     def held_for(self, now: float) -> float:
         """Seconds for which the oldest message in flight has not been acknowledged, about; note when it is another."""
@@ -131,8 +131,8 @@ class Session(Window):
         if self.revoked is not None:
             self.revoked.allow(subscription.filter)
         why = Why.NEW if is_new else Why.AGAIN
-        if self.carrier is not None or self._concerns_sources(subscription, why):
-            self.carry().subscribed(subscription, why)
+        if self.scheduler is not None or self._concerns_sources(subscription, why):
+            self.schedule_sources().subscribed(subscription, why)
 
     def revoke(self, filters: list[str]) -> None:
         """Subscriptions were taken away: what waits under them is dropped, and what is in flight not repeated."""
@@ -149,31 +149,31 @@ class Session(Window):
 
     def leave_sources(self, filter_: str) -> None:
         """The client has unsubscribed."""
-        if self.carrier is not None:
-            self.carrier.unsubscribed(filter_)
+        if self.scheduler is not None:
+            self.scheduler.unsubscribed(filter_)
             self.put_down()
             self.go_on()  # others may have room now
 
     def resume_sources(self) -> None:
         """The client is back: its sources go on."""
         wanted = (self._concerns_sources(subscription, Why.RESUMED) for subscription in self.subscriptions.values())
-        if self.carrier is not None or any(wanted):
-            self.carry().resumed()
+        if self.scheduler is not None or any(wanted):
+            self.schedule_sources().resumed()
 
     def _concerns_sources(self, subscription: Subscription, why: Why) -> bool:
         return any(kind.concerns(self.client, subscription, why) for kind in self.shared.sources.kinds)
 
     def detach(self) -> None:
         super().detach()
-        if self.carrier is not None:
-            self.carrier.detach(Why.DISCONNECTED if self.expiry else Why.ENDED)
+        if self.scheduler is not None:
+            self.scheduler.detach(Why.DISCONNECTED if self.expiry else Why.ENDED)
             self.put_down()
 
-    def carry(self) -> Carrier:
+    def schedule_sources(self) -> SourceScheduler:
         """What carries messages of sources to this client; made when first needed."""
-        if self.carrier is None:
-            self.carrier = Carrier(self)
-        return self.carrier
+        if self.scheduler is None:
+            self.scheduler = SourceScheduler(self)
+        return self.scheduler
 
     def expects_release(self, number: int) -> bool:
         """Whether a QoS 2 message of the client with this id is already here."""

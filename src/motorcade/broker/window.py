@@ -2,12 +2,12 @@
 
     publish -> [ queue: waits, may drop ]-[ window: sent, not acknowledged ]-> out -> vehicle
                 queue, queue_bytes       ^ limit (receive maximum)
-    sources -> carrier ------------------+  (everything that does not come live: asked for only while there is room)
+    sources -> scheduler ------------------+  (everything that does not come live: asked for only while there is room)
 
 Rule 1: only this file hands out packet ids; an id is free again when its message leaves the window.
 Rule 2: order in is order out. Nothing overtakes inside one session: while something waits in the queue,
         everything waits, QoS 0 too. Messages of a source keep their order among themselves, and take their turn with
-        the queue (`carrier.py`).
+        the queue (`source_scheduler.py`).
 Rule 3: `ready` is True exactly while a message may go straight to `out`: connected, the socket takes bytes,
         nothing waits. QoS 1 and 2 need room in the window besides. The fast path relies on it.
 Rule 4: before a full queue drops something, a connected client that is behind is waited for: from half a queue on
@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from motorcade.broker.carrier import Carrier
 from motorcade.broker.durable_queue import FIRST_OTHER_ID, DurableQueue, EntryDecoder
 from motorcade.broker.frames import (
     IDS,
@@ -38,6 +37,7 @@ from motorcade.broker.frames import (
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.live_queue import LiveQueue
 from motorcade.broker.revoked import Revoked
+from motorcade.broker.source_scheduler import SourceScheduler
 from motorcade.broker.stats import Stats
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
@@ -55,7 +55,7 @@ class Waiter(Protocol):
         """The client is no longer behind."""
 
 
-class Link(Protocol):
+class ClientLink(Protocol):
     """The connection of a session, as far as a session may know it."""
 
     direct: Callable[[bytes], int] | None  #: `send` of a socket that takes bytes right now
@@ -91,7 +91,7 @@ class Link(Protocol):
         """The client that this connection's publisher has waited for is no longer behind."""
 
 
-class Shared:
+class WindowContext:
     """What all windows of a node share: one object, so that a session needs one reference."""
 
     __slots__ = (
@@ -136,7 +136,6 @@ class Window:
         "alias_limit",
         "aliases",
         "behind",
-        "carrier",
         "client",
         "durable",
         "given_up",
@@ -151,6 +150,7 @@ class Window:
         "queue",
         "ready",
         "revoked",
+        "scheduler",
         "shared",
         "unsent",
         "version",
@@ -158,11 +158,11 @@ class Window:
         "writable",
     )
 
-    def __init__(self, shared: Shared, client: ClientInfo) -> None:
+    def __init__(self, shared: WindowContext, client: ClientInfo) -> None:
         self.shared = shared
         self.client = client
         self.version = client.version
-        self.link: Link | None = None  # its connection; a window knows no more of it
+        self.link: ClientLink | None = None  # its connection; a window knows no more of it
         self.online = False  # a connection is attached
         self.greeted = False  # and its client has got CONNACK: nothing may go out before
         self.writable = False  # its socket takes bytes
@@ -176,7 +176,7 @@ class Window:
         self.behind = False  # rule 4
         self.waiting: list[Waiter] | None = None  # publishers that wait because of it
         self.given_up = False  # they have waited long enough
-        self.carrier: Carrier | None = None  # made when first needed: for messages of sources
+        self.scheduler: SourceScheduler | None = None  # made when first needed: for messages of sources
         self.durable: DurableQueue | None = None  # durable sessions: QoS 1 and 2 come from here instead of the queue
         self.revoked: Revoked | None = None  # what its client may not read any more, while something of it may be left
         self.max_packet = 0  # bytes the client takes; 0 is any
@@ -349,10 +349,10 @@ class Window:
             return False
         if self.unsent and self.writable:
             self._repeat(now)
-        carrier, durable = self.carrier, self.durable
+        scheduler, durable = self.scheduler, self.durable
         more = False
-        if carrier is not None:
-            more = self.writable and carrier.active and carrier.pump(now)
+        if scheduler is not None:
+            more = self.writable and scheduler.active and scheduler.pump(now)
             self.put_down()
         if durable is not None:
             durable.pump(now, 0 if more else None)
@@ -379,8 +379,8 @@ class Window:
 
     def put_down(self) -> None:
         """Most clients have no source that lasts: give the memory back when none is left."""
-        if self.carrier is not None and self.carrier.idle:
-            self.carrier = None
+        if self.scheduler is not None and self.scheduler.idle:
+            self.scheduler = None
 
     def go_on(self) -> None:
         """Something that stood in the way of `pump` has gone."""
@@ -425,8 +425,8 @@ class Window:
             for number in [n for n, frame in self.inflight.items() if size_of(frame) > self.max_packet]:
                 self.drop(self.inflight.pop(number), "too_large")
                 self.shared.stats.abandoned += 1
-                if self.carrier is not None:
-                    self.carrier.acknowledged(number, ReasonCode.PACKET_TOO_LARGE, "too_large")
+                if self.scheduler is not None:
+                    self.scheduler.acknowledged(number, ReasonCode.PACKET_TOO_LARGE, "too_large")
         self.unsent = deque(number for number, frame in self.inflight.items() if not is_released(frame)) or None
         if self.inflight and not self.out:
             self.shared.dirty.append(self)
@@ -440,9 +440,9 @@ class Window:
 
         Its client may have got a QoS 2 message, and holds its id then: PUBREL frees it, and does no harm otherwise.
         """
-        carrier = self.carrier
+        scheduler = self.scheduler
         for number, frame in list(self.inflight.items()):
-            of = carrier.unacked.get(number) if carrier is not None else None
+            of = scheduler.unacked.get(number) if scheduler is not None else None
             hidden = of[1].filter in revoked.filters if of is not None else False
             if is_released(frame) or not (hidden or revoked.hides(topic_of(frame).decode())):
                 continue
@@ -452,8 +452,8 @@ class Window:
                 self.inflight[number] = released(frame)
                 continue
             del self.inflight[number]
-            if carrier is not None:
-                carrier.acknowledged(number, ReasonCode.NOT_AUTHORIZED, "not_authorized")
+            if scheduler is not None:
+                scheduler.acknowledged(number, ReasonCode.NOT_AUTHORIZED, "not_authorized")
         if self.durable is None:
             self.revoked = None
 
@@ -468,7 +468,7 @@ class Window:
             self.shared.dirty.append(self)
         while unsent and len(self.inflight) - len(unsent) < self.limit:
             number = unsent.popleft()
-            if self.carrier is not None and not self.carrier.may_repeat(number):
+            if self.scheduler is not None and not self.scheduler.may_repeat(number):
                 del self.inflight[number]
                 continue
             frame = self.inflight[number]

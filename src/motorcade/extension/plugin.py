@@ -35,7 +35,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.extension.checked import Module, read_plugin
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
 from motorcade.extension.metrics import Counts, Family, Measure, Table, declared
-from motorcade.extension.sources import Kind, Sources
+from motorcade.extension.sources import Sources, SourceType
 from motorcade.tasks import Tasks, Work
 
 GROUP = "motorcade.plugins"
@@ -149,7 +149,7 @@ class Context:
         """Take a callback away; False if it was not there."""
         return self.hooks.remove(point, function)
 
-    def add_source(self, kind: Kind) -> None:
+    def add_source(self, kind: SourceType) -> None:
         """Register a kind of source (see `extension.sources`); it ends with the plugin."""
         kind.owner = self.name
         self.sources.register(kind)
@@ -327,7 +327,7 @@ class Plugins:
         """What a plugin offers now, or None."""
         return self._services.get(name)
 
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[SourceType, ...]:
         """All kinds of sources that plugins have registered."""
         return self._sources.kinds
 

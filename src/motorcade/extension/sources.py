@@ -27,7 +27,7 @@ Rule 1: a source never buffers. It is told how many messages it may give (`desir
         counts against it; the next number it is told says how many it may give from then on, and is never less than
         what is left of the promise. Who was told 0 hears `info(ROOM, n)` as soon as n is more than 0.
 Rule 2: the messages of one source leave in the order in which they were given.
-Rule 3: a source ends with its connection, but its lane in the session does not. When the client comes back, a new
+Rule 3: a source ends with its connection, but its slot in the session does not. When the client comes back, a new
         instance gets `subscribe(…, RESUMED)` for each filter. It finds in `feed.inflight` what the session still has
         in flight (which is sent again by the session, and whose acknowledgements reach the new instance), and in
         `feed.kept` what the instance before has left there. What was given but not sent is gone: `feed.unsent` has it
@@ -126,7 +126,7 @@ class Delayed(Protocol):
 class Feed(Protocol):
     """What a source has from the broker: its client, and the way to itself."""
 
-    kept: Any  #: what an instance leaves for the next one of the same lane (rule 3)
+    kept: Any  #: what an instance leaves for the next one of the same slot (rule 3)
 
     @property
     def client(self) -> ClientInfo:
@@ -213,7 +213,7 @@ class Source:
 
 
 @dataclass(eq=False, slots=True)
-class Kind:
+class SourceType:
     """A kind of source, as a plugin registers it."""
 
     name: str
@@ -254,22 +254,22 @@ class Sources:
     """All kinds of sources of one node, in the order of registration."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, Kind] = {}
-        self.kinds: tuple[Kind, ...] = ()
-        self._on_change: Callable[[Kind, bool], None] | None = None
+        self._kinds: dict[str, SourceType] = {}
+        self.kinds: tuple[SourceType, ...] = ()
+        self._on_change: Callable[[SourceType, bool], None] | None = None
 
-    def on_change(self, callback: Callable[[Kind, bool], None]) -> None:
+    def on_change(self, callback: Callable[[SourceType, bool], None]) -> None:
         """Call this when a kind was added (True) or is gone (False); the broker brings its sessions up to date."""
         self._on_change = callback
 
-    def register(self, kind: Kind) -> None:
+    def register(self, kind: SourceType) -> None:
         """Offer a kind of source to all clients, those that are connected too. `HookError` if there is one already."""
         if kind.name in self._kinds:
             raise HookError(f"{kind.owner}: there is a source {kind.name!r} already, of {self._kinds[kind.name].owner}")
         self._kinds[kind.name] = kind
         self._changed(kind, added=True)
 
-    def offer_again(self, kind: Kind) -> None:
+    def offer_again(self, kind: SourceType) -> None:
         """`wants` answers otherwise now: clients may be subscribed to filters that concern the kind since."""
         if kind in self.kinds:
             self._changed(kind, added=True)
@@ -287,7 +287,7 @@ class Sources:
         for name in [kind.name for kind in self.kinds if kind.owner == owner]:
             self.unregister(name)
 
-    def _changed(self, kind: Kind, *, added: bool) -> None:
+    def _changed(self, kind: SourceType, *, added: bool) -> None:
         self.kinds = tuple(self._kinds.values())
         if self._on_change is not None:
             self._on_change(kind, added)

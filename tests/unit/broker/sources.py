@@ -1,4 +1,4 @@
-"""Sources for tests of the carrier, and clients that answer as they are told.
+"""Sources for tests of the scheduler, and clients that answer as they are told.
 
     desk = Desk()                      # a kind of source, and the notes of all its instances
     desk.open(node)
@@ -7,7 +7,7 @@
     desk.heard                         # every callback, in order
 
 A `Clerk` does what its desk says and nothing else; a `Shelf` is a backlog that clients are served from, by sources that
-fetch at once or later, and that remember in their lane how far they have come.
+fetch at once or later, and that remember in their slot how far they have come.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from motorcade.broker.carrier import Carrier
-from motorcade.broker.lane import InstanceFeed, Lane
 from motorcade.broker.session import Session
+from motorcade.broker.source_scheduler import SourceScheduler
+from motorcade.broker.source_slot import InstanceFeed, SourceSlot
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Ack, Answer, Feed, Given, Kind, Source, Why
+from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, SourceType, Why
 from motorcade.mqtt.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Unsubscribe
 from motorcade.mqtt.properties import NONE, Properties
 from tests.support.virtual import MemoryNode, Peer
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def fatal(callback: F) -> F:
-    """The carrier survives whatever a source raises; an assertion in a callback must fail the test all the same."""
+    """The scheduler survives whatever a source raises; an assertion in a callback must fail the test all the same."""
 
     @wraps(callback)
     def checked(*args: Any) -> Any:
@@ -117,7 +117,7 @@ class Desk:
         sort = AskedClerk if asked else RunClerk if runs else Clerk
         self.heard: list[tuple[Any, ...]] = []
         self.clerks: list[Clerk] = []
-        self.kind = Kind(name, lambda feed: sort(feed, self), "test", **options)
+        self.kind = SourceType(name, lambda feed: sort(feed, self), "test", **options)
         self.made: Callable[[Clerk], None] = lambda clerk: None
         self.takes: Callable[[Clerk, Subscription, Why], bool] = lambda clerk, subscription, why: True
         self.leaves: Callable[[Clerk, str, Why], None] = lambda clerk, filter_, why: None
@@ -143,10 +143,10 @@ class Desk:
         return self.clerks[-1]
 
     @property
-    def lane(self) -> Lane:
+    def slot(self) -> SourceSlot:
         feed = self.clerk.feed
         assert isinstance(feed, InstanceFeed)
-        return feed._lane
+        return feed._slot
 
     def calls(self, *names: str) -> list[tuple[Any, ...]]:
         """Callbacks of these names, in order."""
@@ -176,7 +176,7 @@ class Shelf:
         self.qos = qos
         self.delay = delay  #: seconds that fetching takes; None: it is done at once
         self.most = 0  #: the largest number it was ever told
-        self.kind = Kind(name, lambda feed: Reader(feed, self), "test", prefix=filter_, **options)
+        self.kind = SourceType(name, lambda feed: Reader(feed, self), "test", prefix=filter_, **options)
 
     def open(self, node: MemoryNode) -> Shelf:
         node.state.shared.sources.register(self.kind)
@@ -273,10 +273,10 @@ def session_of(node: MemoryNode, client_id: str = "car") -> Session:
     return node.state.registry.sessions[client_id]
 
 
-def carrier_of(node: MemoryNode, client_id: str = "car") -> Carrier:
-    carrier = session_of(node, client_id).carrier
-    assert carrier is not None
-    return carrier
+def scheduler_of(node: MemoryNode, client_id: str = "car") -> SourceScheduler:
+    scheduler = session_of(node, client_id).scheduler
+    assert scheduler is not None
+    return scheduler
 
 
 def answer(packet: Packet) -> Packet | None:

@@ -16,7 +16,7 @@ from motorcade.broker.session import Session
 from motorcade.broker.session_records import ENTRY
 from motorcade.broker.session_store import SessionStore
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import Shared
+from motorcade.broker.window import WindowContext
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -89,7 +89,7 @@ class Client:
 
     def __init__(self, options: SessionOptions | None = None, *, restored: bool = False) -> None:
         self.store = Store()
-        shared = Shared(options or SessionOptions(), Hooks(), Stats())
+        shared = WindowContext(options or SessionOptions(), Hooks(), Stats())
         self.session = Session(shared, ClientInfo("c", version=5), NOW)
         self.queue = self.session.durable = DurableQueue(
             self.session, cast("SessionStore", self.store), restored=restored, sent_to=0

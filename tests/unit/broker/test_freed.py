@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from motorcade.broker.ack_queue import AckQueue
-from motorcade.broker.carrier import Carrier
 from motorcade.broker.channel import Channel
 from motorcade.broker.connection import Connection
 from motorcade.broker.durable_queue import DurableQueue
-from motorcade.broker.lane import InstanceFeed, Lane
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import STRATEGIES, SharedGroup
 from motorcade.broker.session import Session
+from motorcade.broker.source_scheduler import SourceScheduler
+from motorcade.broker.source_slot import InstanceFeed, SourceSlot
 from motorcade.commit import Commit
 from motorcade.extension.sources import Source
 from motorcade.mqtt.packets import Connect, Disconnect, Puback, Publish, Pubrec, Pubrel
@@ -25,7 +25,18 @@ from tests.support.virtual import MemoryNode, standing
 from tests.unit.broker.sources import Shelf
 
 LASTING = Properties(session_expiry=1_000_000)
-KINDS = (Session, DurableQueue, Connection, Channel, Carrier, Lane, InstanceFeed, Source, AckQueue, Commit)
+KINDS = (
+    Session,
+    DurableQueue,
+    Connection,
+    Channel,
+    SourceScheduler,
+    SourceSlot,
+    InstanceFeed,
+    Source,
+    AckQueue,
+    Commit,
+)
 
 
 def alive(*kinds: type) -> Counter[str]:

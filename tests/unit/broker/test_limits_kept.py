@@ -467,7 +467,7 @@ ELSEWHERE = {
     "connect_timeout": "tests/unit/broker/test_patience.py",
     "max_memory": "tests/unit/broker/test_patience.py",
     "message_rate": "tests/unit/broker/test_connection.py",
-    "source_buffer": "tests/unit/broker/test_carrier.py",
+    "source_buffer": "tests/unit/broker/test_source_scheduler.py",
     "stall_timeout": "tests/scenarios/test_limits.py",
 }
 

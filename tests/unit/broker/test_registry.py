@@ -13,7 +13,7 @@ from motorcade.broker.pubsub import PubSub
 from motorcade.broker.registry import Registry
 from motorcade.broker.session import Session
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import Shared
+from motorcade.broker.window import WindowContext
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -65,7 +65,7 @@ class Link:
 class Rig:
     def __init__(self) -> None:
         self.hooks = Hooks()
-        self.shared = Shared(SessionOptions(), self.hooks, Stats())
+        self.shared = WindowContext(SessionOptions(), self.hooks, Stats())
         self.pubsub = PubSub(self.shared)
         self.registry = Registry(self.shared, self.pubsub)
         self.events: list[str] = []

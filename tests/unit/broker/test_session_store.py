@@ -25,7 +25,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Continue, acknowledge_after
-from motorcade.extension.sources import Answer, Feed, Given, Kind, Source, Why
+from motorcade.extension.sources import Answer, Feed, Given, Source, SourceType, Why
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
@@ -469,7 +469,9 @@ def test_pubrels_keep_the_order_of_pubrecs(make: Make) -> None:
     receiver, publisher = world.join("r", ("t", 2)), world.join("p")
     publisher.send(Publish("t", b"m", 2, packet_id=1))
     retained = Message("r", b"retained", 2, retain=True)
-    world.node.broker.state.shared.sources.register(Kind("one", partial(OneMessage, message=retained), prefix="one"))
+    world.node.broker.state.shared.sources.register(
+        SourceType("one", partial(OneMessage, message=retained), prefix="one")
+    )
     receiver.send(Subscribe(2, (Subscription("one", 2),)))
     world.turn()
     messages = [packet for packet in receiver.take() if isinstance(packet, Publish)]

@@ -154,8 +154,8 @@ def test_what_is_taken_from_the_window_by_the_broker_waits_again(world: Machine)
     session = world.node.state.registry.sessions[VIN]
     ((number, _),) = session.inflight.items()
     del session.inflight[number]
-    assert session.carrier is not None
-    session.carrier.acknowledged(number, ReasonCode.NOT_AUTHORIZED, "not_authorized")
+    assert session.scheduler is not None
+    session.scheduler.acknowledged(number, ReasonCode.NOT_AUTHORIZED, "not_authorized")
     session.go_on()
     world.cars[0].flying.clear()
     world.go_on()

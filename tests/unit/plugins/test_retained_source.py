@@ -81,7 +81,7 @@ def test_a_set_arrives_whole_and_within_the_window(node: RetainedNode) -> None:
     for peer in (slow, quick):
         subscribe(node, peer, ("a/#", 1))
     assert expected == node.rest(quick)
-    assert session_of(node, "quick").carrier is None
+    assert session_of(node, "quick").scheduler is None
     held = messages(slow)
     assert WINDOW == len(held)
     assert expected[WINDOW:] == node.rest(slow, *held)
@@ -179,4 +179,4 @@ def test_the_rate_holds_for_all_subscribers_together() -> None:
             got = [before + len(messages(peer)) for before, peer in zip(got, peers, strict=True)]
             assert sum(got) <= 4 + 4 * (node.clock.now - 100 - START) + 1e-6
         assert [10, 10] == got
-        assert session_of(node, "one").carrier is None
+        assert session_of(node, "one").scheduler is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from motorcade.broker.carrier import BACKOFF, MAX_BACKOFF
 from motorcade.broker.limits import SessionOptions
+from motorcade.broker.source_scheduler import BACKOFF, MAX_BACKOFF
 from tests.support.node import ROOT
 
 PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")

@@ -769,7 +769,7 @@ def test_what_is_acknowledged_after_unsubscribing_counts() -> None:
 
 
 def test_what_a_broken_source_had_in_flight_hangs_on_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The carrier takes it back while there is no source to hear so; it comes again at once, not after ack_timeout."""
+    """The scheduler takes it back while there is no source to hear it; it comes again now, not after ack_timeout."""
     with QueuesNode.on(queue=queue(ack_timeout=0)) as node:
         worker = node.worker("a", session_expiry=100, receive_maximum=3)
         node.fill(*numbered(6))

@@ -32,4 +32,4 @@ def test_counters() -> None:
     named = set(re.findall(r"`(\w+)`", table))
     assert counted <= named
     counted.add("refused_max_progress")  # by the options of the progress store
-    assert named - counted <= {"refused", "expired", "too_large"}, "what clients do, by the name the carrier gives it"
+    assert named - counted <= {"refused", "expired", "too_large"}, "what clients do, by the name the scheduler gives it"

@@ -25,7 +25,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Handled, Stop
 from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.extension.sources import Kind, Why
+from motorcade.extension.sources import SourceType, Why
 from motorcade.plugins.fanout.counters import MAX_KNOWN, MAX_OPEN
 from motorcade.plugins.fanout.dispatcher import Dispatcher
 from motorcade.plugins.fanout.inflight import MAX_ENDED, MAX_RELEASED
@@ -93,7 +93,7 @@ class FanoutPlugin(Plugin):
         self.ingress = Ingress(parts, self.recovery)
         self.sweeper = Sweeper(parts, self.dispatcher)
         self._collect_now = asyncio.Event()
-        self._kind = Kind(
+        self._kind = SourceType(
             "fanout",
             partial(VehicleSource, table=parts.table, attempts=parts.attempts),
             wants=self._wants,

@@ -28,7 +28,7 @@ from motorcade.core.topic import SHARE, check_filter
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.extension.sources import Kind, Why
+from motorcade.extension.sources import SourceType, Why
 from motorcade.plugins.retained.index import Index
 from motorcade.plugins.retained.metrics import COUNTS, LEVEL_BYTES, MEASURES, MESSAGE_BYTES
 from motorcade.plugins.retained.source import Messages, Rate, RetainedSource
@@ -78,7 +78,7 @@ class RetainedPlugin(Plugin):
             await self._store.load()
         self.context.spawn(self._sweep, "sweep")
         make = partial(RetainedSource, messages=self._messages)
-        self.context.add_source(Kind("retained", make, wants=self._wants, renew=True, retained=True))
+        self.context.add_source(SourceType("retained", make, wants=self._wants, renew=True, retained=True))
 
     async def stop(self) -> None:
         """Wait until what was published is stored, so that it is there when the plugin is loaded again."""

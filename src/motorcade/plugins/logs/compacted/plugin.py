@@ -26,7 +26,7 @@ from motorcade.extension.declared import BadOptionsError
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
 from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.extension.sources import Kind
+from motorcade.extension.sources import SourceType
 from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.collector import Collector
 from motorcade.plugins.logs.compacted.metrics import COUNTS, MEASURES, MESSAGE_BYTES, QUEUE_BYTES
@@ -112,7 +112,7 @@ class EcqPlugin(Plugin):
         make = partial(CompactedSource, tools=self.tools)
         for shape in (EXCLUSIVE, SHARED):
             name = shape.root[1:].lower()
-            context.add_source(Kind(name, make, prefix=f"{shape.root}/", release=True))
+            context.add_source(SourceType(name, make, prefix=f"{shape.root}/", release=True))
         context.offer(SERVICE, self.service)
 
     def _lasts(self, log: LogKey) -> float:

@@ -25,7 +25,7 @@ from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.extension.sources import Kind
+from motorcade.extension.sources import SourceType
 from motorcade.plugins.logs.queues.metrics import BY_QUEUE, COUNTS, MEASURES, ROUTE_BYTES
 from motorcade.plugins.logs.queues.options import NOUN, QueuesConfig
 from motorcade.plugins.logs.queues.queue import Queue
@@ -83,7 +83,7 @@ class QueuesPlugin(Plugin):
         if context.store is None:
             raise PluginError("queues need a store, and this node has none")
         await self._queues.load(self.config.queue)
-        context.add_source(Kind("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
+        context.add_source(SourceType("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
         context.offer(SERVICE, self._queues)
         context.spawn(self._sweep, "sweep")
 

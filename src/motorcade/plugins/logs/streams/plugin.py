@@ -19,7 +19,7 @@ from motorcade.core.topic import SHARE
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.extension.sources import Feed, Kind, Why
+from motorcade.extension.sources import Feed, SourceType, Why
 from motorcade.plugins.logs.streams.metrics import COUNTS, MEASURES, PROGRESS_BYTES
 from motorcade.plugins.logs.streams.options import StreamsConfig
 from motorcade.plugins.logs.streams.position import PREFIX, read_wish
@@ -51,7 +51,7 @@ class StreamsPlugin(Plugin):
         await self.streams.start(self.config.stream)
         self.context.spawn(self.streams.trimmer.run, "trim")
         self.context.offer(SERVICE, self.streams)
-        self.context.add_source(Kind("stream", self._make, prefix=PREFIX, wants=_wants, renew=True))
+        self.context.add_source(SourceType("stream", self._make, prefix=PREFIX, wants=_wants, renew=True))
 
     async def reload(self, config: StreamsConfig) -> None:
         self.streams.check(config.stream, config.max_streams)

@@ -1,4 +1,4 @@
-"""The carrier under everything that can happen to it, against what sources and clients may rely on.
+"""The scheduler under everything that can happen to it, against what sources and clients may rely on.
 
 A client with a few subscriptions, and sources of all sorts behind them: that have their messages at once or fetch them
 first, of one filter or several, that are asked again before a message leaves, that take messages back when the client
@@ -29,14 +29,14 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from motorcade.broker.carrier import MAX_BACKOFF, Carrier
-from motorcade.broker.lane import Lane
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.session import Session
+from motorcade.broker.source_scheduler import MAX_BACKOFF, SourceScheduler
+from motorcade.broker.source_slot import SourceSlot
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import RECREATE, ROOM, Ack, Answer, Destroy, Feed, Given, Kind, Source, Why
+from motorcade.extension.sources import RECREATE, ROOM, Ack, Answer, Destroy, Feed, Given, Source, SourceType, Why
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
@@ -137,7 +137,7 @@ class Stock:
         self.say: str | None = None  #: what the next answer is instead of messages
         self.fails: str | None = None  #: the callback that raises when it is called next
         self.failures = 0  #: times one has raised
-        self.kind = Kind(
+        self.kind = SourceType(
             self.name,
             lambda feed: SORTS[traits.asks, traits.runs](feed, self),
             "test",
@@ -187,9 +187,9 @@ class Agent(Source):
         stock.agents.append(self)
 
     @property
-    def lane(self) -> Lane | None:
-        lanes = self.world.lanes()
-        return next((lane for lane in lanes if lane.source is self), None)
+    def slot(self) -> SourceSlot | None:
+        slots = self.world.slots()
+        return next((slot for slot in slots if slot.source is self), None)
 
     @fatal
     def subscribe(self, subscription: Subscription, why: Why) -> bool:
@@ -743,13 +743,13 @@ class Machine(World):
         return self.node.state.registry.sessions["car"]
 
     @property
-    def carrier(self) -> Carrier | None:
+    def scheduler(self) -> SourceScheduler | None:
         session = self.node.state.registry.sessions.get("car")
-        return None if session is None else session.carrier
+        return None if session is None else session.scheduler
 
-    def lanes(self) -> list[Lane]:
-        carrier = self.carrier
-        return [] if carrier is None else [*carrier.lanes.values(), *carrier.leaving]
+    def slots(self) -> list[SourceSlot]:
+        scheduler = self.scheduler
+        return [] if scheduler is None else [*scheduler.slots.values(), *scheduler.leaving]
 
     def fill(self, life: Life, count: int) -> None:
         """A filter has more to get."""
@@ -773,13 +773,13 @@ class Machine(World):
 
     def turn_of(self, agent: Agent) -> None:
         """A source is about to send one: nobody who waits may have been passed over by it before."""
-        session, carrier = self.session, self.carrier
-        assert carrier is not None
+        session, scheduler = self.session, self.scheduler
+        assert scheduler is not None
         room = len(session.inflight) < session.limit
         waiting: dict[object, object] = {}
-        for lane in carrier.lanes.values():
-            if lane.source is not agent and lane.buffer and self._may_send(lane, room):
-                waiting[lane] = lane.buffer[0]
+        for slot in scheduler.slots.values():
+            if slot.source is not agent and slot.buffer and self._may_send(slot, room):
+                waiting[slot] = slot.buffer[0]
         queue = session.durable
         if queue is not None and queue.waits and room:
             waiting["durable"] = queue._ahead[0]
@@ -794,33 +794,33 @@ class Machine(World):
             times = self.passed[who, agent] = self.passed.get((who, agent), 0) + 1
             assert times <= PASSED, f"{who} waits, and {agent.stock.name} sends one message after the other"
 
-    def _may_send(self, lane: Lane, room: bool) -> bool:
-        given = lane.buffer[0]
+    def _may_send(self, slot: SourceSlot, room: bool) -> bool:
+        given = slot.buffer[0]
         item: Item = given.tag
         if not item.qos:
             return True
-        return room and (not lane.kind.max_unacked or lane.unacked < lane.kind.max_unacked)
+        return room and (not slot.kind.max_unacked or slot.unacked < slot.kind.max_unacked)
 
     def check(self) -> None:
         """Between two steps."""
-        carrier = self.carrier
+        scheduler = self.scheduler
         peer = self.car.peer
-        if carrier is None:
+        if scheduler is None:
             return
-        lanes = self.lanes()
-        session = carrier.session
-        assert carrier.buffered == sum(len(lane.buffer) for lane in lanes)
-        assert carrier.octets == sum(len(given.message.payload) for lane in lanes for given in lane.buffer)
-        assert carrier.promised == sum(lane.promised for lane in lanes)
-        flying = Counter(lane for lane, _ in carrier.unacked.values())
-        for lane in lanes:
-            assert lane.unacked == flying[lane]
-            if lane.source is None:
-                assert not lane.buffer and not lane.promised
-        assert carrier.unacked.keys() <= session.inflight.keys()
-        greedy = sum(len(lane.buffer) for lane in lanes if self.stock_of(lane).traits.greedy)
-        assert carrier.buffered - greedy <= self.buffer + len(lanes), "too much waits"
-        assert not carrier.leaving or all(lane.unacked for lane in carrier.leaving)
+        slots = self.slots()
+        session = scheduler.session
+        assert scheduler.buffered == sum(len(slot.buffer) for slot in slots)
+        assert scheduler.buffered_bytes == sum(len(given.message.payload) for slot in slots for given in slot.buffer)
+        assert scheduler.promised == sum(slot.promised for slot in slots)
+        flying = Counter(slot for slot, _ in scheduler.unacked.values())
+        for slot in slots:
+            assert slot.unacked == flying[slot]
+            if slot.source is None:
+                assert not slot.buffer and not slot.promised
+        assert scheduler.unacked.keys() <= session.inflight.keys()
+        greedy = sum(len(slot.buffer) for slot in slots if self.stock_of(slot).traits.greedy)
+        assert scheduler.buffered - greedy <= self.buffer + len(slots), "too much waits"
+        assert not scheduler.leaving or all(slot.unacked for slot in scheduler.leaving)
         if peer is None or not self.car.on or peer.wire.full:
             return
         assert all(item.shown for item in self.written), "it was told as written, and never came"
@@ -830,23 +830,27 @@ class Machine(World):
             told = item.lingers and item.life.stock.registered
             if item.acked is not None and item.live and (told or (agent is not None and not agent.over)):
                 assert item.heard, f"{item.message} was acknowledged, and its source does not know"
-        for lane in carrier.lanes.values():
-            self._check_room(carrier, lane)
+        for slot in scheduler.slots.values():
+            self._check_room(scheduler, slot)
 
-    def _check_room(self, carrier: Carrier, lane: Lane) -> None:
+    def _check_room(self, scheduler: SourceScheduler, slot: SourceSlot) -> None:
         """Who was told 0 has heard of room if there is some."""
-        agent = lane.source
+        agent = slot.source
         if not isinstance(agent, Agent) or agent.told != 0:
             return
-        room = (self.buffer - carrier.buffered - carrier.promised) // 2 if carrier.octets < self.octets else 0
-        if not lane.buffer:
+        room = (
+            (self.buffer - scheduler.buffered - scheduler.promised) // 2
+            if scheduler.buffered_bytes < self.octets
+            else 0
+        )
+        if not slot.buffer:
             room = max(room, 1)
-        if lane.kind.max_unacked:
-            room = min(room, lane.kind.max_unacked - lane.unacked - len(lane.buffer))
+        if slot.kind.max_unacked:
+            room = min(room, slot.kind.max_unacked - slot.unacked - len(slot.buffer))
         assert room < 1, "there is room, and the source does not know"
 
-    def stock_of(self, lane: Lane) -> Stock:
-        return next(stock for stock in self.stocks if stock.kind is lane.kind)
+    def stock_of(self, slot: SourceSlot) -> Stock:
+        return next(stock for stock in self.stocks if stock.kind is slot.kind)
 
     # -- what happens
 
@@ -903,7 +907,7 @@ class Machine(World):
             for agent in agents:
                 agent.hand()
         if how == "tell" and stock.traits.generic:
-            generic = [lane for lane in self.lanes() if lane.kind.generic and lane.source and not lane.leaving]
+            generic = [slot for slot in self.slots() if slot.kind.generic and slot.source and not slot.leaving]
             assert self.node.broker.tell("car", "news") == bool(generic)
         else:
             for agent in agents:
@@ -1060,17 +1064,17 @@ class Machine(World):
 
     def leave_nothing(self) -> None:
         """Without subscriptions there are no sources."""
-        carrier = self.carrier
+        scheduler = self.scheduler
         while self.car.filters:
             self.unsubscribe(0, True)
         self.wait(10.0)  # closed connections have their time
         assert not self.car.todo and not self.session.inflight
-        assert self.carrier is None, "the carrier is left"
+        assert self.scheduler is None, "the scheduler is left"
         assert all(agent.over for stock in self.stocks for agent in stock.agents)
-        if carrier is not None:
-            assert (0, 0, 0) == (carrier.buffered, carrier.octets, carrier.promised)
+        if scheduler is not None:
+            assert (0, 0, 0) == (scheduler.buffered, scheduler.buffered_bytes, scheduler.promised)
         assert not [timer for _, _, timer in self.loop.later if timer.callback is not None], "timers are left"
 
 
 Machine.TestCase.settings = often(examples=300, steps=40)
-TestCarrier: Any = Machine.TestCase
+TestSourceScheduler: Any = Machine.TestCase

@@ -1,5 +1,5 @@
 """What sources may rely on, and clients with them, where one look is enough: sentences of `extension/sources.py` and
-`carrier.py`. What holds in any order of events stands in `test_carrier_model.py`."""
+`source_scheduler.py`. What holds in any order of events stands in `test_source_scheduler_model.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from motorcade.broker import carrier as carrier_module
-from motorcade.broker.carrier import BACKOFF, INBOX, MAX_BACKOFF, Carrier
+from motorcade.broker import source_scheduler
 from motorcade.broker.durable_queue import FIRST_OTHER_ID
 from motorcade.broker.limits import SessionOptions
-from motorcade.broker.turns import STEP, STEP_OCTETS
+from motorcade.broker.source_scheduler import BACKOFF, INBOX, MAX_BACKOFF, STEP, STEP_BYTES, SourceScheduler
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError
 from motorcade.core.message import Message
@@ -34,11 +33,11 @@ from tests.unit.broker.sources import (
     Shelf,
     acknowledge,
     answer,
-    carrier_of,
     given,
     messages,
     numbers,
     payloads,
+    scheduler_of,
     session_of,
     some,
     subscribe,
@@ -51,7 +50,7 @@ EXPIRY = 100
 
 @pytest.fixture(autouse=True)
 def silence(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="motorcade.broker.carrier")
+    caplog.set_level(logging.CRITICAL, logger="motorcade.broker.source_scheduler")
 
 
 @contextmanager
@@ -155,12 +154,12 @@ def test_a_filter_that_nobody_takes_costs_nothing(node: MemoryNode) -> None:
     desk.takes = lambda clerk, subscription, why: False
     peer = arrive(node, desk)
     assert [("subscribe", "x", Why.NEW), ("terminate",)] == desk.heard
-    assert session_of(node).carrier is None
+    assert session_of(node).scheduler is None
     part(node, peer)
     desk.heard.clear()
     connect(node)
     assert [("subscribe", "x", Why.RESUMED), ("terminate",)] == desk.heard
-    assert session_of(node).carrier is None
+    assert session_of(node).scheduler is None
 
 
 def test_subscribing_again_changes_nothing_but_the_options(node: MemoryNode) -> None:
@@ -267,7 +266,7 @@ def test_a_source_hears_of_the_room_that_an_unsubscribed_filter_leaves(node: Mem
     assert WINDOW == len(flying)  # it is full
     desk.give(node)
     desk.give(node, *some(desk.calls("info")[-1][2], "f/x"))  # all that it may
-    assert not desk.lane.promised and desk.lane.buffer
+    assert not desk.slot.promised and desk.slot.buffer
     desk.heard.clear()
     unsubscribe(node, peer, "f/x")
     acknowledge(node, peer, *flying)
@@ -286,7 +285,7 @@ def test_the_back_off_doubles_up_to_a_bound_and_begins_anew_after_a_delivery(nod
         wait(node, expected * 0.02)
         assert made + 1 == len(desk.clerks)
         expected = min(2 * expected, MAX_BACKOFF)
-    assert expected == MAX_BACKOFF == desk.lane.backoff and 12 == desk.kind.counters["recreated"]
+    assert expected == MAX_BACKOFF == desk.slot.backoff and 12 == desk.kind.counters["recreated"]
     desk.answer = lambda clerk, what, desired: [given(1)]
     desk.clerk.feed.send("go")
     node.turn()
@@ -353,13 +352,13 @@ def test_promises_stay_within_the_buffer() -> None:
                 told = clerk.feed.desired
                 assert max(1, left // 2) == told, number
                 left = max(0, left - told)
-            assert carrier_of(node).promised <= 128 + count
+            assert scheduler_of(node).promised <= 128 + count
     with node_with() as node:
         desk = Desk()
         arrive(node, desk)
         assert 64 == desk.clerk.feed.desired
         desk.give(node, *some(WINDOW + 10))
-        assert (10, 50) == (carrier_of(node).buffered, desk.lane.promised)
+        assert (10, 50) == (scheduler_of(node).buffered, desk.slot.promised)
         assert 59 == desk.clerk.feed.desired  # half of 128 - 10
 
 
@@ -396,8 +395,8 @@ def test_bytes_are_bounded_too() -> None:
         big, small = Desk("big", prefix="b"), Desk("small", prefix="s")
         arrive(node, big, small, filters=(("b", 1), ("s", 1)))
         big.give(node, *(given(n, "b", payload=b"1" * 250) for n in range(WINDOW + 4)))
-        assert 1000 == carrier_of(node).octets
-        assert 0 == big.clerk.feed.desired - big.lane.promised and 1 == small.clerk.feed.desired
+        assert 1000 == scheduler_of(node).buffered_bytes
+        assert 0 == big.clerk.feed.desired - big.slot.promised and 1 == small.clerk.feed.desired
         small.give(node, given(1, "s"))
         assert 0 == small.clerk.feed.desired
 
@@ -469,23 +468,23 @@ def test_one_pump_sends_a_bounded_number_of_messages_and_bytes(node: MemoryNode)
         clerk.feed.send([given(1, next(iter(clerk.feed.subscriptions)), 0)])
     assert STEP == max(_pumped(node)) and STEP + 90 == len(messages(peer))
     for clerk in desk.clerks[:20]:
-        clerk.feed.send([given(1, next(iter(clerk.feed.subscriptions)), 0, payload=bytes(STEP_OCTETS // 4))])
+        clerk.feed.send([given(1, next(iter(clerk.feed.subscriptions)), 0, payload=bytes(STEP_BYTES // 4))])
     assert max(_pumped(node)) <= 5 and 20 == len(messages(peer))
 
 
 def _pumped(node: MemoryNode) -> list[int]:
     """How many messages left the buffer in each pump until nothing is left to do."""
     counts: list[int] = []
-    pump = Carrier.pump
+    pump = SourceScheduler.pump
 
-    def counting(self: Carrier, now: float) -> bool:
+    def counting(self: SourceScheduler, now: float) -> bool:
         before = self.buffered
         more = pump(self, now)
         counts.append(before - self.buffered)
         return more
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carrier_module.Carrier, "pump", counting)
+        patch.setattr(source_scheduler.SourceScheduler, "pump", counting)
         node.turn()
     return counts
 
@@ -494,13 +493,13 @@ def test_large_messages_without_qos_leave_the_others_their_turn(node: MemoryNode
     """A source whose every message uses up a pump does not starve those that need room in the window."""
     large, small = Desk("large", prefix="l"), Desk("small", prefix="s")
     peer = arrive(node, large, small, filters=(("l", 0), ("s", 1)))
-    large.after = lambda clerk, given_, ack: [given(2, "l", 0, payload=bytes(2 * STEP_OCTETS))] if left() else None
+    large.after = lambda clerk, given_, ack: [given(2, "l", 0, payload=bytes(2 * STEP_BYTES))] if left() else None
     budget = iter(range(50))
 
     def left() -> bool:
         return next(budget, None) is not None
 
-    large.clerk.feed.send([given(1, "l", 0, payload=bytes(2 * STEP_OCTETS))])
+    large.clerk.feed.send([given(1, "l", 0, payload=bytes(2 * STEP_BYTES))])
     small.clerk.feed.send([given(7, "s")])
     node.turn()
     topics = [packet.topic for packet in messages(peer)]
@@ -582,7 +581,7 @@ def test_acknowledgements_for_a_filter_that_is_gone_at_the_return(node: MemoryNo
     acknowledge(node, peer, again[0])
     acknowledge(node, peer, again[1])
     assert (["delivered", "delivered", "terminate"] if lingers else []) == [call[0] for call in desk.heard]
-    assert session_of(node).carrier is None
+    assert session_of(node).scheduler is None
 
 
 def test_who_lingers_for_nothing_ends(node: MemoryNode) -> None:
@@ -592,21 +591,21 @@ def test_who_lingers_for_nothing_ends(node: MemoryNode) -> None:
     desk.give(node, *some(2))
     unsubscribe(node, peer, "x")
     part(node, peer)
-    assert session_of(node).carrier is None
+    assert session_of(node).scheduler is None
     connect(node)
-    assert all(clerk.over for clerk in desk.clerks) and session_of(node).carrier is None
+    assert all(clerk.over for clerk in desk.clerks) and session_of(node).scheduler is None
 
 
 def test_a_session_that_expires_leaves_nothing(node: MemoryNode) -> None:
     desk = Desk()
     peer = arrive(node, desk)
     desk.give(node, *some(WINDOW + 1))
-    left = carrier_of(node)
+    left = scheduler_of(node)
     part(node, peer)
     node.clock.now += EXPIRY + 1
     node.state.registry.due(node.clock.now)
     assert not node.state.registry.sessions and 0 == timers(node)
-    assert (0, 0, 0, {}, {}) == (left.buffered, left.octets, left.promised, left.lanes, left.unacked)
+    assert (0, 0, 0, {}, {}) == (left.buffered, left.buffered_bytes, left.promised, left.slots, left.unacked)
 
 
 def test_a_client_may_come_back_taking_fewer_at_once(node: MemoryNode) -> None:
@@ -635,7 +634,7 @@ def test_a_source_that_fails_at_once_does_not_fail_the_suback() -> None:
             setattr(bad, callback, _raising)
             peer = arrive(node, bad, good)
             assert [Suback(1, (ReasonCode(1),))] == peer.take()
-            assert 1 == bad.kind.counters["failed"] and 1 == len(carrier_of(node).lanes)
+            assert 1 == bad.kind.counters["failed"] and 1 == len(scheduler_of(node).slots)
             good.give(node, given(1))
             assert [1] == numbers(peer)
 
@@ -676,9 +675,9 @@ def test_a_source_that_gives_something_wrong_hurts_nobody() -> None:
             assert peer.open and [2, 3] == [int(packet.payload) for packet in flying], name
             assert bad.kind.counters["failed"] + bad.kind.counters["stray"], name
             acknowledge(node, peer, *flying)
-            carrier = carrier_of(node)
-            assert (0, 0) == (carrier.buffered, carrier.octets) and not session_of(node).inflight, name
-            assert all(lane.unacked == 0 for lane in carrier.lanes.values()), name
+            scheduler = scheduler_of(node)
+            assert (0, 0) == (scheduler.buffered, scheduler.buffered_bytes) and not session_of(node).inflight, name
+            assert all(slot.unacked == 0 for slot in scheduler.slots.values()), name
 
 
 def test_a_message_that_cannot_be_written_is_dropped_as_unusable(node: MemoryNode) -> None:
@@ -902,7 +901,7 @@ def test_clients_hear_of_a_kind_that_comes_and_goes(node: MemoryNode) -> None:
     subscribe(node, peer, ("x", 1))
     peer.take()
     Desk("unwanted", prefix="$q/").open(node)
-    assert session_of(node).carrier is None, "a new kind that nobody wants costs nothing"
+    assert session_of(node).scheduler is None, "a new kind that nobody wants costs nothing"
     desk = Desk().open(node)
     assert [("subscribe", "x", Why.RECREATED)] == desk.heard
     desk.give(node, given(1))
@@ -910,7 +909,7 @@ def test_clients_hear_of_a_kind_that_comes_and_goes(node: MemoryNode) -> None:
     desk.clerk.feed.kept = "old"
     part(node, peer)
     desk.close(node)
-    assert not [lane for lane in carrier_of(node).lanes.values() if lane.kind is desk.kind]
+    assert not [slot for slot in scheduler_of(node).slots.values() if slot.kind is desk.kind]
     other = Desk().open(node)
     assert [] == other.heard
     connect(node)
@@ -930,7 +929,7 @@ def test_a_kind_that_comes_while_a_subscription_is_stored() -> None:
         store.let_go()
         node.turn()
         assert [Suback(1, (ReasonCode.QUOTA_EXCEEDED,), Properties(reason_string="no room"))] == peer.take()
-        assert all(clerk.over for clerk in desk.clerks) and session_of(node).carrier is None
+        assert all(clerk.over for clerk in desk.clerks) and session_of(node).scheduler is None
 
 
 def test_there_is_one_kind_of_a_name(node: MemoryNode) -> None:
@@ -967,7 +966,7 @@ def test_access_that_is_taken_away_ends_a_source() -> None:
             else:
                 assert [] == publishes(connect(node).take()) and 1 == len(desk.clerks)
                 assert not session_of(node).inflight and 2 == node.state.stats.dropped["revoked"]
-            assert session_of(node).carrier is None
+            assert session_of(node).scheduler is None
 
 
 def test_packet_ids_of_sources_do_not_run_out() -> None:

@@ -1,6 +1,6 @@
-"""A source's place in a session (`Lane`), and what each instance of the source has from the broker (`InstanceFeed`).
+"""A source's place in a session (`SourceSlot`), and what an instance of it has from the broker (`InstanceFeed`).
 
-The lane stays as long as its subscriptions; instances come and go in it. What an instance still sends after its end
+The slot stays as long as its subscriptions; instances come and go in it. What an instance still sends after its end
 does not reach the next one: each has a feed of its own, which is closed with it.
 """
 
@@ -14,13 +14,13 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Delayed, Given, Kind, Source, Why
+from motorcade.extension.sources import Delayed, Given, Source, SourceType, Why
 
 if TYPE_CHECKING:
-    from motorcade.broker.carrier import Carrier
+    from motorcade.broker.source_scheduler import SourceScheduler
 
 
-class Lane:
+class SourceSlot:
     """One source's place in a session."""
 
     __slots__ = (
@@ -29,7 +29,6 @@ class Lane:
         "at_once",
         "backoff",
         "buffer",
-        "carrier",
         "feed",
         "kept",
         "kind",
@@ -37,14 +36,15 @@ class Lane:
         "missed",
         "promised",
         "retry",
+        "scheduler",
         "source",
         "subscriptions",
         "told_sent",
         "unacked",
     )
 
-    def __init__(self, carrier: Carrier, kind: Kind) -> None:
-        self.carrier = carrier
+    def __init__(self, scheduler: SourceScheduler, kind: SourceType) -> None:
+        self.scheduler = scheduler
         self.kind = kind
         self.kept: Any = None
         self.subscriptions: dict[str, Subscription] = {}
@@ -107,56 +107,56 @@ class Lane:
 
     def turn(self, now: float) -> bool:
         """Send one message; False if there is none, or no room for it."""
-        return self.carrier.send(self, now)
+        return self.scheduler.send(self, now)
 
 
 class InstanceFeed:
     """The `Feed` of one instance of a source: what it still sends after its end does not reach the next one."""
 
-    __slots__ = ("_lane", "_open", "_timers")
+    __slots__ = ("_open", "_slot", "_timers")
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, slot: SourceSlot) -> None:
+        self._slot = slot
         self._open = True
         self._timers: set[Timer] | None = None
 
     @property
     def kept(self) -> Any:
-        return self._lane.kept
+        return self._slot.kept
 
     @kept.setter
     def kept(self, value: Any) -> None:
         if self._open:
-            self._lane.kept = value
+            self._slot.kept = value
 
     @property
     def client(self) -> ClientInfo:
-        return self._lane.carrier.client
+        return self._slot.scheduler.client
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
-        return self._lane.subscriptions
+        return self._slot.subscriptions
 
     @property
     def inflight(self) -> list[Given]:
-        lane = self._lane
-        missed = [given for _, given, _, _ in lane.missed]  # it hears of them next
-        return missed + [given for of, given in lane.carrier.unacked.values() if of is lane]
+        slot = self._slot
+        missed = [given for _, given, _, _ in slot.missed]  # it hears of them next
+        return missed + [given for of, given in slot.scheduler.unacked.values() if of is slot]
 
     @property
     def unsent(self) -> list[Given]:
-        return list(self._lane.buffer)
+        return list(self._slot.buffer)
 
     @property
     def desired(self) -> int:
-        return self._lane.carrier.promise(self._lane) if self._open else 0
+        return self._slot.scheduler.promise(self._slot) if self._open else 0
 
     def hand(self, given: Given) -> bool:
-        return self._open and self._lane.carrier.hand(self._lane, given)
+        return self._open and self._slot.scheduler.hand(self._slot, given)
 
     def send(self, what: object) -> None:
         if self._open:
-            self._lane.carrier.post(self._lane, self, what)
+            self._slot.scheduler.post(self._slot, self, what)
 
     def send_later(self, delay: float, what: object) -> Delayed:
         timer = Timer(self, what)
@@ -164,12 +164,12 @@ class InstanceFeed:
             if self._timers is None:
                 self._timers = set()
             self._timers.add(timer)
-            timer.start(self._lane.carrier.later(delay, timer))
+            timer.start(self._slot.scheduler.later(delay, timer))
         return timer
 
     def disconnect(self, detail: str) -> None:
         if self._open:
-            self._lane.carrier.disconnect(detail)
+            self._slot.scheduler.disconnect(detail)
 
     def forget(self, timer: Timer) -> None:
         if self._timers is not None:
@@ -205,4 +205,5 @@ class Timer:
             self._handle.cancel()
 
 
-Outcome = tuple[Lane, Given, ReasonCode, str]  #: what became of a message: the client's answer, or why it was dropped
+#: What became of a message: the client's answer, or why it was dropped.
+Outcome = tuple[SourceSlot, Given, ReasonCode, str]
