@@ -19,7 +19,7 @@ from motorcade.core.message import Message
 from motorcade.extension.hooks import AFTER, Hooks
 from motorcade.extension.plugin import Context
 from motorcade.plugins.capture import CaptureConfig, CapturePlugin, RuleOptions, RuleView
-from motorcade.plugins.capture.rules import Rules
+from motorcade.plugins.capture.rules import CaptureRules
 from motorcade.storage.ports import Store
 from tests.support.redis import RedisServer
 from tests.unit.plugins.hub import MemoryHub
@@ -51,9 +51,9 @@ class Capture:
         self.hooks = hooks
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> CaptureRules:
         rules = self.context.service("captures")
-        assert isinstance(rules, Rules)
+        assert isinstance(rules, CaptureRules)
         return rules
 
     def publish(self, given: Message) -> list[Commit[Any]]:

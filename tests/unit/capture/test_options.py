@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from motorcade.plugins.capture.options import CaptureConfig, Kind, RuleOptions, hash_tag, parse_target, shown
+from motorcade.plugins.capture.options import CaptureConfig, RuleOptions, TargetKind, hash_tag, parse_target, shown
 from motorcade.redis.slots import slot_of
 from tests.unit.capture.capturing import options, rule
 
 
 def test_a_target_is_a_kind_and_a_name() -> None:
-    assert (Kind.STREAM, "telemetry") == parse_target("stream:telemetry")
-    assert (Kind.REDIS_STREAM, "messages:published") == parse_target("redis-stream:messages:published")
-    assert (Kind.REDIS_CHANNEL, "messages:published") == parse_target("redis-channel:messages:published")
+    assert (TargetKind.STREAM, "telemetry") == parse_target("stream:telemetry")
+    assert (TargetKind.REDIS_STREAM, "messages:published") == parse_target("redis-stream:messages:published")
+    assert (TargetKind.REDIS_CHANNEL, "messages:published") == parse_target("redis-channel:messages:published")
 
 
 def test_what_is_wrong_is_named() -> None:

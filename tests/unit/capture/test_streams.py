@@ -7,7 +7,7 @@ from typing import Any
 
 from motorcade.core.message import Message
 from motorcade.plugins.capture import RuleView
-from motorcade.plugins.capture.rules import Rules
+from motorcade.plugins.capture.rules import CaptureRules
 from motorcade.storage.ports import StoreError
 from tests.unit.capture.capturing import options, rule
 from tests.unit.streams.node import StreamsNode
@@ -24,8 +24,8 @@ class CaptureNode(StreamsNode):
         self.capture = self.run(self.plugins.load("capture", config))
 
     @property
-    def rules(self) -> Rules:
-        found: Rules = self.plugins.service("captures")
+    def rules(self) -> CaptureRules:
+        found: CaptureRules = self.plugins.service("captures")
         return found
 
     def view(self) -> RuleView:

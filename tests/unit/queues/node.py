@@ -10,7 +10,7 @@ from typing import Any
 
 from motorcade.plugins.logs.queues.plugin import QueuesPlugin
 from motorcade.plugins.logs.queues.queue import Queue
-from motorcade.plugins.logs.queues.service import Queues
+from motorcade.plugins.logs.queues.service import QueueService
 from motorcade.storage.ports import StoreError
 from tests.support.virtual import Client, PluginNode, Turns
 
@@ -21,8 +21,8 @@ class QueuesNode(PluginNode):
     plugin_name = "queues"
 
     @property
-    def queues(self) -> Queues:
-        found: Queues = self.plugins.service("queues")
+    def queues(self) -> QueueService:
+        found: QueueService = self.plugins.service("queues")
         return found
 
     @property

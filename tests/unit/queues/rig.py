@@ -22,11 +22,11 @@ from motorcade.core.message import Message
 from motorcade.plugins.logs.queues.dispatcher import (
     DISCONNECTED,
     WITHDRAWN,
-    Consumer,
-    Dispatcher,
+    EntryState,
     Level,
+    QueueConsumer,
+    QueueDispatcher,
     QueueEntry,
-    State,
 )
 from motorcade.plugins.logs.queues.options import QueueOptions
 from motorcade.plugins.logs.queues.record import QueueRecord
@@ -57,20 +57,20 @@ class Client:
     rechecks: set[QueueEntry] = field(default_factory=set)  #: of these, what is asked for before it is sent
     inflight: list[QueueEntry] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  #: every message that was sent, each time
-    consumer: Consumer = field(init=False)
+    consumer: QueueConsumer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.consumer = Consumer(self.name, "$queue/q", self)
+        self.consumer = QueueConsumer(self.name, "$queue/q", self)
 
     # -- Subscriber
 
-    def give(self, consumer: Consumer, entries: list[QueueEntry]) -> None:
+    def give(self, consumer: QueueConsumer, entries: list[QueueEntry]) -> None:
         assert consumer is self.consumer
         assert self.room >= len(entries), f"{self.name} was not promised so many"
         self.room -= len(entries)
         self.given += entries
 
-    def recheck(self, consumer: Consumer, entry: QueueEntry) -> None:
+    def recheck(self, consumer: QueueConsumer, entry: QueueEntry) -> None:
         assert consumer is self.consumer
         self.rechecks.add(entry)
 
@@ -140,7 +140,7 @@ class Rig:
         self.clients: list[Client] = []
         self.counters: Counter[str] = Counter()
         self.confirm = True  #: removals are answered when `settle` is called
-        self.dispatcher = Dispatcher("q", QueueOptions(**options), self, self.counters)
+        self.dispatcher = QueueDispatcher("q", QueueOptions(**options), self, self.counters)
 
     # -- Effects
 
@@ -161,7 +161,7 @@ class Rig:
     def write_marks(self) -> None:
         for entry in self.marks:
             stored = self.entries.get((entry.level.number, entry.position))
-            if stored is not None and entry.state is not State.DONE:
+            if stored is not None and entry.state is not EntryState.DONE:
                 stored.mark = entry.attempts
         self.marks.clear()
 

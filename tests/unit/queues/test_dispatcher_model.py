@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from motorcade.plugins.logs.queues.dispatcher import QueueEntry, State
+from motorcade.plugins.logs.queues.dispatcher import EntryState, QueueEntry
 from motorcade.plugins.logs.queues.strategy import Random
 from tests.unit.queues.rig import Client, Rig
 
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
         if refuse:
             self.rig.dispatcher.not_taken(client.consumer, entry, "refused", self.rig.now)
         else:
-            if entry.state is not State.DONE:
+            if entry.state is not EntryState.DONE:
                 self.done.add((entry.level.number, entry.position))
             self.rig.dispatcher.acknowledged(client.consumer, [entry], self.rig.now)
 
@@ -214,8 +214,8 @@ class Machine(RuleBasedStateMachine):
             return
         dispatcher = self.rig.dispatcher
         for level in dispatcher.levels.values():
-            waiting = [entry for entry in level.entries.values() if entry.state is State.WAITING]
-            delayed = [entry for entry in level.entries.values() if entry.state is State.DELAYED]
+            waiting = [entry for entry in level.entries.values() if entry.state is EntryState.WAITING]
+            delayed = [entry for entry in level.entries.values() if entry.state is EntryState.DELAYED]
             assert not delayed or self.rig.timer_at is not None
             for client in self.rig.clients:
                 if client.room > 0 and not any(at.reading for at in dispatcher.levels.values()):

@@ -15,7 +15,7 @@ from motorcade.core.message import Message
 from motorcade.delivery.writebehind import LAST_ATTEMPT
 from motorcade.extension.hooks import AFTER
 from motorcade.mqtt.packets import Puback, Publish, Pubrel
-from motorcade.plugins.logs.queues.dispatcher import Dispatcher, Level
+from motorcade.plugins.logs.queues.dispatcher import Level, QueueDispatcher
 from motorcade.plugins.logs.queues.source import QueueSource
 from motorcade.storage.ports import Acknowledge, Batch, Draft, Entry, StoreError, Written
 from tests.unit.queues.node import QueuesNode
@@ -277,13 +277,13 @@ def test_the_lowest_level_is_dropped_first() -> None:
 def test_what_consumers_have_is_looked_for_only_in_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs as much as there are messages in flight. What is known of the size may be too little, once."""
     looked: list[Level] = []
-    sent_up_to = Dispatcher.sent_up_to
+    sent_up_to = QueueDispatcher.sent_up_to
 
-    def look(dispatcher: Dispatcher, level: Level) -> int:
+    def look(dispatcher: QueueDispatcher, level: Level) -> int:
         looked.append(level)
         return sent_up_to(dispatcher, level)
 
-    monkeypatch.setattr(Dispatcher, "sent_up_to", look)
+    monkeypatch.setattr(QueueDispatcher, "sent_up_to", look)
     with QueuesNode.on(queue=queue(max_messages=3, overflow="drop_oldest")) as node:
         node.fill(*numbered(3))
         assert not looked

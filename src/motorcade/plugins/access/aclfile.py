@@ -43,7 +43,7 @@ from motorcade.plugins.access.rules import (
     pattern,
     topic_pattern,
 )
-from motorcade.plugins.access.terms import Kind, Term
+from motorcade.plugins.access.terms import Term, TermKind
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ def _ordered(text: str, name: str) -> tuple[Rule, ...]:
 
 def _rule(term: Term, name: str) -> Rule:
     form = "a rule {allow|deny, who, action, topics} or {allow|deny, all}"
-    if term.kind is not Kind.TUPLE or not term.items or not term.items[0].is_atom("allow", "deny"):
+    if term.kind is not TermKind.TUPLE or not term.items or not term.items[0].is_atom("allow", "deny"):
         raise _expected(form, term, name)
     allow = term.items[0].text == "allow"
     if len(term.items) == 2 and term.items[1].is_atom("all"):
@@ -155,7 +155,7 @@ def _rule(term: Term, name: str) -> Rule:
     if len(term.items) != 4:
         raise _expected(form, term, name)
     _, who, action, topics = term.items
-    if action.kind is not Kind.ATOM or action.text not in _ACTIONS:
+    if action.kind is not TermKind.ATOM or action.text not in _ACTIONS:
         raise _expected("publish, subscribe, pubsub or all", action, name)
     return Rule(allow, _who(who, name), _ACTIONS[action.text], _topics(topics, name), term.line, term.source)
 
@@ -163,9 +163,9 @@ def _rule(term: Term, name: str) -> Rule:
 def _who(term: Term, name: str) -> Who:
     if term.is_atom("all"):
         return Everybody()
-    if term.kind is Kind.STRING:
+    if term.kind is TermKind.STRING:
         return ClientIs(term.text)  # the seed's `binary()`
-    if term.kind is not Kind.TUPLE or len(term.items) != 2:
+    if term.kind is not TermKind.TUPLE or len(term.items) != 2:
         raise _expected(_WHO, term, name)
     tag, value = term.items
     if tag.is_atom("user", "username"):
@@ -191,7 +191,7 @@ def _network(term: Term, name: str) -> Network:
 def _named(term: Term, name: str, exact: Callable[[str], Who], like: Callable[..., Who]) -> Who:
     if term.is_atom("all"):
         return Everybody()
-    if term.kind is Kind.TUPLE and len(term.items) == 2 and term.items[0].is_atom("re"):
+    if term.kind is TermKind.TUPLE and len(term.items) == 2 and term.items[0].is_atom("re"):
         text = _string(term.items[1], name)
         return like(_checked(term, name, lambda: pattern(text)))
     return exact(_string(term, name))
@@ -204,9 +204,9 @@ def _topics(term: Term, name: str) -> tuple[TopicPattern, ...] | None:
 
 
 def _topic(term: Term, name: str) -> TopicPattern:
-    if term.kind is Kind.TUPLE and len(term.items) == 2 and term.items[0].is_atom("eq"):
+    if term.kind is TermKind.TUPLE and len(term.items) == 2 and term.items[0].is_atom("eq"):
         text, literal = _string(term.items[1], name), True
-    elif term.kind is Kind.STRING:
+    elif term.kind is TermKind.STRING:
         text, literal = _without_eq(term.text)
     else:
         raise _expected('a topic filter in quotes, or {eq, "filter"}', term, name)
@@ -254,13 +254,13 @@ def _claimed(permission: object, action: object, topics: object) -> Rule:
 
 
 def _string(term: Term, name: str) -> str:
-    if term.kind is not Kind.STRING or not term.text:
+    if term.kind is not TermKind.STRING or not term.text:
         raise _expected("text in double quotes", term, name)
     return term.text
 
 
 def _list(term: Term, name: str) -> tuple[Term, ...]:
-    if term.kind is not Kind.LIST or not term.items:
+    if term.kind is not TermKind.LIST or not term.items:
         raise _expected("a list […] with something in it", term, name)
     return term.items
 

@@ -17,11 +17,11 @@ Algorithm = Literal[
 NameInCertificate = Literal["cn", "san", "dn"]
 
 
-class Backend(Struct, forbid_unknown_fields=True, frozen=True, tag_field="type"):
+class BackendConfig(Struct, forbid_unknown_fields=True, frozen=True, tag_field="type"):
     """What all ways to authenticate have in common: they are told apart by `type`."""
 
 
-class Password(Backend, tag="password", frozen=True):
+class Password(BackendConfig, tag="password", frozen=True):
     """User names and password hashes in a file."""
 
     file: str
@@ -32,7 +32,7 @@ class Password(Backend, tag="password", frozen=True):
     cache_size: Positive = 10_000  #: passwords remembered (as keyed hashes); the oldest is forgotten first
 
 
-class Jwt(Backend, tag="jwt", frozen=True):
+class Jwt(BackendConfig, tag="jwt", frozen=True):
     """A JSON Web Token as password (or as data of enhanced authentication with method `JWT`)."""
 
     algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)]
@@ -53,7 +53,7 @@ class Jwt(Backend, tag="jwt", frozen=True):
     leeway: Seconds = 0.0  #: by how much clocks may differ
 
 
-class Http(Backend, tag="http", frozen=True):
+class Http(BackendConfig, tag="http", frozen=True):
     """Ask a service: POST with JSON, answered with JSON."""
 
     url: str
@@ -66,7 +66,7 @@ class Http(Backend, tag="http", frozen=True):
     cache_size: Positive = 10_000
 
 
-class ClientCertificate(Backend, tag="certificate", frozen=True):
+class ClientCertificate(BackendConfig, tag="certificate", frozen=True):
     """The TLS certificate that the listener has verified."""
 
     username: NameInCertificate = "cn"

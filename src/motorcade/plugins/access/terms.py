@@ -18,7 +18,7 @@ from motorcade.core.errors import AccessFileError
 MAX_DEPTH = 32  #: tuples and lists inside each other
 
 
-class Kind(StrEnum):
+class TermKind(StrEnum):
     """What a term is."""
 
     ATOM = auto()
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 class Term(NamedTuple):
     """One term. Atoms and strings have `text`, tuples and lists have `items`; `source` is how it was written."""
 
-    kind: Kind
+    kind: TermKind
     line: int
     file: str  #: all of it; a file may have hundreds of thousands of terms, so nothing is copied
     start: int
@@ -45,7 +45,7 @@ class Term(NamedTuple):
 
     def is_atom(self, *names: str) -> bool:
         """Whether this is one of these atoms."""
-        return self.kind is Kind.ATOM and self.text in names
+        return self.kind is TermKind.ATOM and self.text in names
 
 
 _TOKEN = re.compile(
@@ -148,19 +148,19 @@ class _Parser:
         token = self._next()
         match token.kind:
             case "atom":
-                return self._made(Kind.ATOM, token, token.text)
+                return self._made(TermKind.ATOM, token, token.text)
             case "string":
-                return self._made(Kind.STRING, token, token.text)
+                return self._made(TermKind.STRING, token, token.text)
             case "<<":
                 inner = self._take("string", "a string after '<<'")
                 self._take(">>", "'>>'")
-                return self._made(Kind.STRING, token, inner.text)
+                return self._made(TermKind.STRING, token, inner.text)
             case "{":
                 items = self._items("}", depth + 1)
-                return self._made(Kind.TUPLE, token, "", items)
+                return self._made(TermKind.TUPLE, token, "", items)
             case "[":
                 items = self._items("]", depth + 1)
-                return self._made(Kind.LIST, token, "", items)
+                return self._made(TermKind.LIST, token, "", items)
         raise self._expected(expected, token)
 
     def _items(self, close: str, depth: int) -> tuple[Term, ...]:
@@ -176,7 +176,7 @@ class _Parser:
             if token.kind != ",":
                 raise self._expected(f"',' or '{close}'", token)
 
-    def _made(self, kind: Kind, start: _Token, text: str, items: tuple[Term, ...] = ()) -> Term:
+    def _made(self, kind: TermKind, start: _Token, text: str, items: tuple[Term, ...] = ()) -> Term:
         """A term from a token to the last one taken."""
         return Term(kind, start.line, self._text, start.start, self._end, text, items)
 

@@ -20,7 +20,7 @@ from motorcade.core.message import Message, UserProperties
 VERSION: Final = 1
 
 
-class Properties(msgspec.Struct, frozen=True, omit_defaults=True):
+class CapturedProperties(msgspec.Struct, frozen=True, omit_defaults=True):
     """MQTT 5 properties, as far as a message has them."""
 
     payload_format: int | None = None
@@ -31,7 +31,7 @@ class Properties(msgspec.Struct, frozen=True, omit_defaults=True):
     user_properties: UserProperties = ()
 
 
-_NO_PROPERTIES: Final = Properties()
+_NO_PROPERTIES: Final = CapturedProperties()
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,15 +45,15 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     qos: int
     username: str | None = None
     retain: bool = False
-    properties: Properties | None = None
+    properties: CapturedProperties | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def properties_of(message: Message) -> Properties | None:
+def properties_of(message: Message) -> CapturedProperties | None:
     """Return the properties of a message; None if it has none."""
-    found = Properties(
+    found = CapturedProperties(
         message.payload_format,
         message.expires_at,
         message.content_type,

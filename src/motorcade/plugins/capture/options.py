@@ -27,7 +27,7 @@ SCHEMES: Final = ("redis", "rediss", "redis+cluster", "rediss+cluster")
 FORMS: Final = "stream:NAME, redis-stream:KEY or redis-channel:NAME"
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """The kinds of targets."""
 
     STREAM = "stream"
@@ -35,20 +35,20 @@ class Kind(StrEnum):
     REDIS_CHANNEL = "redis-channel"
 
 
-class Target(NamedTuple):
+class CaptureTarget(NamedTuple):
     """The target of a rule, as `to` names it."""
 
-    kind: Kind
+    kind: TargetKind
     name: str
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> CaptureTarget:
     """Return the target that `to` names; `ValueError` says what is wrong."""
     word, _, name = text.partition(":")
-    if word not in list(Kind) or not name:
+    if word not in list(TargetKind) or not name:
         raise ValueError(f"{text[:MAX_KEY]!r} is no target; write {FORMS}")
-    kind = Kind(word)
-    if kind is Kind.STREAM:
+    kind = TargetKind(word)
+    if kind is TargetKind.STREAM:
         try:
             check_name("stream", name)
         except BadNameError as error:
@@ -57,7 +57,7 @@ def parse_target(text: str) -> Target:
         raise ValueError(f"the name of a {kind} has at most {MAX_KEY} characters and no U+0000")
     elif hash_tag(name) is None:
         raise ValueError(f"{name!r}: with '}}' in it, a name must have a part in braces, as in 'fleet:{{eu}}'")
-    return Target(kind, name)
+    return CaptureTarget(kind, name)
 
 
 def hash_tag(key: str) -> str | None:
@@ -92,17 +92,17 @@ class RuleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             kind = self.target.kind
         except ValueError as error:
             raise ValueError(f"to: {error}") from None
-        if self.redis and kind is Kind.STREAM:
+        if self.redis and kind is TargetKind.STREAM:
             raise ValueError(f"redis: goes with redis-stream and redis-channel, not with {self.to!r}")
         if self.redis and self.redis.partition("://")[0] not in SCHEMES:
             raise ValueError("redis: must be redis://…, rediss://…, redis+cluster://… or rediss+cluster://…")
-        if self.max_length and kind is not Kind.REDIS_STREAM:
+        if self.max_length and kind is not TargetKind.REDIS_STREAM:
             raise ValueError(f"max_length: goes with redis-stream, not with {self.to!r}")
-        if self.form != "envelope" and kind is not Kind.REDIS_CHANNEL:
+        if self.form != "envelope" and kind is not TargetKind.REDIS_CHANNEL:
             raise ValueError(f"form: goes with redis-channel, not with {self.to!r}")
 
     @property
-    def target(self) -> Target:
+    def target(self) -> CaptureTarget:
         return parse_target(self.to)
 
 

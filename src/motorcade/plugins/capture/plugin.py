@@ -15,7 +15,7 @@ from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin
 from motorcade.plugins.capture.metrics import COUNTS, MEASURES, ROUTE_BYTES
 from motorcade.plugins.capture.options import CaptureConfig
-from motorcade.plugins.capture.rules import MAX_TOPICS, Rules
+from motorcade.plugins.capture.rules import MAX_TOPICS, CaptureRules
 
 
 class CapturePlugin(Plugin):
@@ -30,7 +30,7 @@ class CapturePlugin(Plugin):
 
     def __init__(self, context: Context, config: CaptureConfig) -> None:
         super().__init__(context, config)
-        self._rules = Rules(context, config)
+        self._rules = CaptureRules(context, config)
 
     async def start(self) -> None:
         await self._rules.open()

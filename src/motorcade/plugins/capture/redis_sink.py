@@ -30,8 +30,8 @@ import structlog
 
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.capture import forms
-from motorcade.plugins.capture.options import Kind, RuleOptions, hash_tag
-from motorcade.plugins.capture.sink import Copy, NotCapturedError, Sink, Tally
+from motorcade.plugins.capture.options import RuleOptions, TargetKind, hash_tag
+from motorcade.plugins.capture.sink import CapturedMessage, NotCapturedError, RuleCounts, Sink
 from motorcade.redis.resp import Argument, LostError, RedisConnection, ServerError
 from motorcade.redis.scripts import Script
 from motorcade.redis.servers import FIRST_PAUSE, FULL, LONGEST_PAUSE, PASSING, Purpose, Servers
@@ -58,12 +58,12 @@ def _script() -> Script:
 SCRIPT: Final = _script()
 
 
-class Group:
+class RedisGroup:
     """Messages that are sent together, unchanged in each attempt."""
 
     __slots__ = ("arguments", "copies", "unknown")
 
-    def __init__(self, copies: list[Copy], arguments: list[Argument]) -> None:
+    def __init__(self, copies: list[CapturedMessage], arguments: list[Argument]) -> None:
         self.copies = copies
         self.arguments = arguments
         self.unknown = False  #: it was sent, and its outcome is unknown
@@ -96,24 +96,24 @@ class RedisSink(Sink):
         name: str,
         options: RuleOptions,
         target: RuleServers,
-        tally: Tally,
+        counts: RuleCounts,
         spawn: Spawn,
         log: structlog.stdlib.BoundLogger,
     ) -> None:
-        super().__init__(options, tally)
+        super().__init__(options, counts)
         kind, self._target = options.target
         tag = hash_tag(self._target)
         assert tag is not None  # noqa: S101 - such options cannot be made
         self._name = name
-        self._is_stream = kind is Kind.REDIS_STREAM
+        self._is_stream = kind is TargetKind.REDIS_STREAM
         self._servers, self._replicas = target
         self._spawn = spawn
         self._log = log.bind(rule=name, to=options.to)
         writer = f"motorcade:capture:{{{tag}}}:{secrets.token_hex(6)}"
         self._keys = [writer, self._target] if self._is_stream else [writer]
         self._slot = slot_of(writer)
-        self._queue: deque[Copy] = deque()
-        self._group: Group | None = None  #: in flight
+        self._queue: deque[CapturedMessage] = deque()
+        self._group: RedisGroup | None = None  #: in flight
         self._number = 0  #: of the last message that is known to be there, or that must never be sent again
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -130,7 +130,7 @@ class RedisSink(Sink):
     def start(self) -> None:
         self._task = self._spawn(self._run, f"redis.{self._name}")
 
-    def _begin(self, copy: Copy) -> None:
+    def _begin(self, copy: CapturedMessage) -> None:
         self._queue.append(copy)
         self._work.set()
 
@@ -193,9 +193,9 @@ class RedisSink(Sink):
                 self._log.info("capture_resumed", pending=self.pending)
             self._end_group()
 
-    def _next_group(self) -> Group | None:
+    def _next_group(self) -> RedisGroup | None:
         """Take what is queued, as far as it fits in one call."""
-        copies: list[Copy] = []
+        copies: list[CapturedMessage] = []
         arguments: list[Argument] = []
         size = 0
         while self._queue and len(copies) < MAX_GROUP and size < MAX_GROUP_BYTES:
@@ -209,10 +209,10 @@ class RedisSink(Sink):
             arguments.append(len(found))
             arguments += found
             size += copy.size_bytes
-        self._group = Group(copies, arguments) if copies else None
+        self._group = RedisGroup(copies, arguments) if copies else None
         return self._group
 
-    def _arguments(self, copy: Copy) -> list[str | bytes | int]:
+    def _arguments(self, copy: CapturedMessage) -> list[str | bytes | int]:
         """Return a message as the script takes it."""
         message = copy.message
         assert message is not None  # noqa: S101 - it has not ended
@@ -222,7 +222,7 @@ class RedisSink(Sink):
             return forms.fields(message)
         return [forms.envelope(message) if self._form == "envelope" else message.payload]
 
-    async def _send(self, connection: RedisConnection, group: Group) -> tuple[object, int]:
+    async def _send(self, connection: RedisConnection, group: RedisGroup) -> tuple[object, int]:
         """Return the answer, or the error; and how many replicas have confirmed."""
         head = ("EVAL", SCRIPT.source) if self._by_source else ("EVALSHA", SCRIPT.digest)
         numbers = (self._number + 1, len(group.copies), self._max_length, self._target, REMEMBERED)
@@ -260,7 +260,7 @@ class RedisSink(Sink):
             self._queue.extendleft(reversed(self._group.copies))
             self._group = None
 
-    async def _denied(self, group: Group, error: ServerError, address: str) -> None:
+    async def _denied(self, group: RedisGroup, error: ServerError, address: str) -> None:
         """Handle an error that the server has answered: it has done nothing."""
         if error.code == "NOSCRIPT":
             self._by_source = True

@@ -27,8 +27,8 @@ from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Fou
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.plugin import Context
 from motorcade.plugins.capture.metrics import OUTCOMES
-from motorcade.plugins.capture.options import CaptureConfig, Kind, RuleOptions, RuleView, shown
-from motorcade.plugins.capture.sink import BrokenSink, Sink, Tally
+from motorcade.plugins.capture.options import CaptureConfig, RuleOptions, RuleView, TargetKind, shown
+from motorcade.plugins.capture.sink import BrokenSink, RuleCounts, Sink
 from motorcade.plugins.capture.stream_sink import StreamSink
 from motorcade.storage.ports import Store
 
@@ -40,7 +40,7 @@ LAST_ATTEMPT: Final = 10.0
 LAST_ATTEMPT_AT_END: Final = 3.0
 
 
-class Rule:
+class CaptureRule:
     """One rule that is in force."""
 
     __slots__ = ("name", "options", "origin", "sink")
@@ -53,7 +53,7 @@ class Rule:
 
     def view(self, problem: str) -> RuleView:
         fields = msgspec.structs.asdict(self.options) | {"redis": shown(self.options.redis)}
-        fields |= {event: self.sink.tally[event] for event in OUTCOMES}
+        fields |= {event: self.sink.counts[event] for event in OUTCOMES}
         return RuleView(name=self.name, origin=self.origin, **fields, pending=self.sink.pending, problem=problem)
 
     def keeps_sink(self, options: RuleOptions) -> bool:
@@ -62,7 +62,7 @@ class Rule:
         return same and not isinstance(self.sink, BrokenSink)
 
 
-class Rules:
+class CaptureRules:
     """A `Declared`."""
 
     Options: type[msgspec.Struct]
@@ -73,9 +73,9 @@ class Rules:
         self._context = context
         self._config = config
         self._store = cast("Store | None", context.store)
-        self._rules: dict[str, Rule] = {}
+        self._rules: dict[str, CaptureRule] = {}
         self._hidden: dict[str, RuleOptions] = {}  #: stored, and of a name that the configuration uses
-        self._topics: dict[str, tuple[Rule, ...]] = {}
+        self._topics: dict[str, tuple[CaptureRule, ...]] = {}
         self._changing = asyncio.Lock()
 
     @property
@@ -135,7 +135,7 @@ class Rules:
                     ended.append(rule.sink)
                 else:
                     rule.sink.tune(wanted[name])
-                    self._rules[name] = Rule(name, CONFIGURED, wanted[name], rule.sink)
+                    self._rules[name] = CaptureRule(name, CONFIGURED, wanted[name], rule.sink)
             elif rule.origin == CONFIGURED:
                 del self._rules[name]
                 ended.append(rule.sink)
@@ -177,11 +177,11 @@ class Rules:
             if options.redis == shown(rule.options.redis):  # as a view shows it: the password is the one it had
                 options = msgspec.structs.replace(options, redis=rule.options.redis)
             if rule.keeps_sink(options):
-                if options.target.kind is Kind.STREAM:
+                if options.target.kind is TargetKind.STREAM:
                     await self._check_stream(options.target.name)
                 await self._save(name, options)
                 rule.sink.tune(options)
-                self._rules[name] = Rule(name, CREATED, options, rule.sink)
+                self._rules[name] = CaptureRule(name, CREATED, options, rule.sink)
                 self._rebind()
             else:
                 sink = await self._make(name, options, rule)
@@ -208,12 +208,12 @@ class Rules:
     def _elsewhere(options: RuleOptions) -> NoReturn:
         kind, target = options.target
         match kind:
-            case Kind.STREAM:
+            case TargetKind.STREAM:
                 there = f"its messages are in the stream {target!r}: motorcade stream read {target}"
-            case Kind.REDIS_STREAM:
+            case TargetKind.REDIS_STREAM:
                 place = shown(options.redis) or "the store of this node"
                 there = f"its messages are in Redis, {place}: XRANGE {target} - +"
-            case Kind.REDIS_CHANNEL:
+            case TargetKind.REDIS_CHANNEL:
                 there = f"its messages pass by in Redis and are kept nowhere: SUBSCRIBE {target}"
         raise ConflictError(f"a capture rule keeps no messages; {there}")
 
@@ -231,7 +231,7 @@ class Rules:
             if commit is not None:
                 acknowledge_after(message, commit, taken=True)
 
-    def _find(self, topic: str) -> tuple[Rule, ...]:
+    def _find(self, topic: str) -> tuple[CaptureRule, ...]:
         if len(self._topics) >= MAX_TOPICS:
             self._topics.clear()
         found = tuple(
@@ -251,22 +251,22 @@ class Rules:
 
     # -- inside
 
-    async def _view(self, rule: Rule) -> RuleView:
+    async def _view(self, rule: CaptureRule) -> RuleView:
         problem = rule.sink.problem
-        if rule.options.target.kind is Kind.STREAM:
+        if rule.options.target.kind is TargetKind.STREAM:
             try:
                 await self._check_stream(rule.options.target.name)
             except MotorcadeError as error:
                 problem = str(error)
         return rule.view(problem)
 
-    def _rule(self, name: str) -> Rule:
+    def _rule(self, name: str) -> CaptureRule:
         rule = self._rules.get(name)
         if rule is None:
             raise UnknownError(f"there is no capture rule {name!r}; see `motorcade capture list`")
         return rule
 
-    def _own(self, name: str) -> Rule:
+    def _own(self, name: str) -> CaptureRule:
         """Return a rule that commands may change."""
         rule = self._rule(name)
         if rule.origin == CONFIGURED:
@@ -274,7 +274,7 @@ class Rules:
         return rule
 
     @staticmethod
-    def _where(rule: Rule) -> str:
+    def _where(rule: CaptureRule) -> str:
         if rule.origin != CONFIGURED:
             return ""
         return f": it stands in the configuration, [plugins.capture.rule.{rule.name}]; change it there and reload"
@@ -287,47 +287,47 @@ class Rules:
             )
 
     def _add(self, name: str, origin: str, options: RuleOptions, sink: Sink) -> None:
-        self._rules[name] = Rule(name, origin, options, sink)
+        self._rules[name] = CaptureRule(name, origin, options, sink)
         sink.start()
 
     def _hide(self, name: str, options: RuleOptions) -> None:
         self._hidden[name] = options
         self._context.log.warning("capture_rule_hidden", rule=name, by="the configuration has one of the same name")
 
-    async def _make(self, name: str, options: RuleOptions, rule: Rule | None = None) -> Sink:
+    async def _make(self, name: str, options: RuleOptions, rule: CaptureRule | None = None) -> Sink:
         """Return a sink for the target of a rule, with the counts of `rule`; `MotorcadeError` if that is no target."""
-        if options.target.kind is Kind.STREAM:
+        if options.target.kind is TargetKind.STREAM:
             await self._check_stream(options.target.name)
-        return self._sink(name, options, rule.sink.tally if rule is not None else Tally(self._context.counters))
+        return self._sink(name, options, rule.sink.counts if rule is not None else RuleCounts(self._context.counters))
 
     async def _make_at_start(self, name: str, options: RuleOptions, origin: str) -> Sink:
         """Do the same when the node starts, which must not fail for what is wrong outside of the configuration."""
-        tally = Tally(self._context.counters)
+        counts = RuleCounts(self._context.counters)
         try:
-            sink = self._sink(name, options, tally)
+            sink = self._sink(name, options, counts)
         except MotorcadeError as error:
             if origin == CONFIGURED:
                 raise MotorcadeError(f"capture rule {name!r}: {error}") from error
             self._context.log.error("capture_rule_broken", rule=name, error=str(error))  # noqa: TRY400 - it says enough
-            return BrokenSink(options, tally, str(error))
-        if options.target.kind is Kind.STREAM:
+            return BrokenSink(options, counts, str(error))
+        if options.target.kind is TargetKind.STREAM:
             try:
                 await self._check_stream(options.target.name)
             except MotorcadeError as error:
                 self._context.log.warning("capture_stream_missing", rule=name, error=str(error))
         return sink
 
-    def _sink(self, name: str, options: RuleOptions, tally: Tally) -> Sink:
+    def _sink(self, name: str, options: RuleOptions, counts: RuleCounts) -> Sink:
         context = self._context
-        if options.target.kind is Kind.STREAM:
-            return StreamSink(options, partial(context.service, "streams"), tally)
+        if options.target.kind is TargetKind.STREAM:
+            return StreamSink(options, partial(context.service, "streams"), counts)
         try:
             from motorcade.plugins.capture.redis_sink import RedisSink, servers_of  # noqa: PLC0415 - its library is an extra
         except ImportError as error:
             raise MotorcadeError(
                 f"{error}; `pip install 'motorcade[redis]'` brings what {options.to!r} needs"
             ) from error
-        return RedisSink(name, options, servers_of(options.redis, self._store), tally, context.spawn, context.log)
+        return RedisSink(name, options, servers_of(options.redis, self._store), counts, context.spawn, context.log)
 
     async def _check_stream(self, stream: str) -> None:
         streams: Any = self._context.service("streams")

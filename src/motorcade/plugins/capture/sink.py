@@ -32,7 +32,7 @@ class NotCapturedError(StoreError):
     certain = True
 
 
-class Tally:
+class RuleCounts:
     """Count the messages of one rule by outcome, and those of all rules together."""
 
     def __init__(self, total: Counter[str]) -> None:
@@ -47,7 +47,7 @@ class Tally:
         return self._own[event]
 
 
-class Copy:
+class CapturedMessage:
     """A message that was taken."""
 
     __slots__ = ("captured", "commit", "guid", "message", "since", "size_bytes")
@@ -69,15 +69,15 @@ class Copy:
 class Sink:
     """The way to one target. Subclasses bring messages there, and `finish` each."""
 
-    def __init__(self, options: RuleOptions, tally: Tally) -> None:
-        self.tally = tally
+    def __init__(self, options: RuleOptions, counts: RuleCounts) -> None:
+        self.counts = counts
         self.problem = ""  #: what keeps messages from the target now
         self.pending = 0
         self._pending_bytes = 0
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._recent: OrderedDict[bytes, Copy] = OrderedDict()
+        self._recent: OrderedDict[bytes, CapturedMessage] = OrderedDict()
         self._loop = asyncio.get_running_loop()
         self.tune(options)
 
@@ -98,7 +98,7 @@ class Sink:
         crowded = self.pending and self._pending_bytes + size > self._max_pending_bytes
         if self._closing or self.pending >= self._max_pending or crowded:
             return self._no_room(message)
-        copy = Copy(message, size, self._loop.time())
+        copy = CapturedMessage(message, size, self._loop.time())
         self.pending += 1
         self._pending_bytes += size
         self._idle.clear()
@@ -121,16 +121,16 @@ class Sink:
 
     # -- for subclasses
 
-    def _begin(self, copy: Copy) -> None:
+    def _begin(self, copy: CapturedMessage) -> None:
         """Bring it to the target, after all before it."""
         raise NotImplementedError
 
     async def _end(self) -> None:
         """Give up what is left, and release everything."""
 
-    def finish(self, copies: list[Copy], error: StoreError | None = None) -> None:
+    def finish(self, copies: list[CapturedMessage], error: StoreError | None = None) -> None:
         """End messages: the target has them, or they have failed."""
-        self.tally.add("captured" if error is None else "failed", len(copies))
+        self.counts.add("captured" if error is None else "failed", len(copies))
         self.pending -= len(copies)
         for copy in copies:
             self._pending_bytes -= copy.size_bytes
@@ -144,9 +144,9 @@ class Sink:
 
     # -- inside
 
-    def _repeated(self, copy: Copy) -> Commit[None]:
+    def _repeated(self, copy: CapturedMessage) -> Commit[None]:
         """Answer a QoS 2 message that is known already."""
-        self.tally.add("repeated")
+        self.counts.add("repeated")
         if copy.captured:
             return Commit.stored(None)
         if copy.commit is None or copy.commit.done:  # its first answer was that the outcome is unknown
@@ -155,9 +155,9 @@ class Sink:
 
     def _no_room(self, message: Message) -> Commit[None] | None:
         if not message.qos:
-            self.tally.add("dropped")
+            self.counts.add("dropped")
             return None
-        self.tally.add("refused")
+        self.counts.add("refused")
         why = f": {self.problem}" if self.problem else ""
         return Commit.failed(StoreFullError(f"{self.pending} messages wait to be captured already{why}"))
 
@@ -165,9 +165,9 @@ class Sink:
 class BrokenSink(Sink):
     """The way to a target that cannot be used until its rule, or something on this machine, is changed."""
 
-    def __init__(self, options: RuleOptions, tally: Tally, problem: str) -> None:
-        super().__init__(options, tally)
+    def __init__(self, options: RuleOptions, counts: RuleCounts, problem: str) -> None:
+        super().__init__(options, counts)
         self.problem = problem
 
-    def _begin(self, copy: Copy) -> None:
+    def _begin(self, copy: CapturedMessage) -> None:
         self.finish([copy], NotCapturedError(self.problem))

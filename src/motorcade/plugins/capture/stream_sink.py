@@ -18,7 +18,7 @@ from motorcade.core.message import Message
 from motorcade.core.record import RecordError
 from motorcade.extension.declared import UnknownError
 from motorcade.plugins.capture.options import RuleOptions
-from motorcade.plugins.capture.sink import Copy, NotCapturedError, Sink, Tally
+from motorcade.plugins.capture.sink import CapturedMessage, NotCapturedError, RuleCounts, Sink
 from motorcade.storage.ports import StoreError
 
 MAX_GROUP: Final = 500  #: messages in one append
@@ -27,13 +27,13 @@ MAX_GROUP: Final = 500  #: messages in one append
 class StreamSink(Sink):
     """The way to one stream. `service` returns what the plugin `streams` offers now, or None."""
 
-    def __init__(self, options: RuleOptions, service: Callable[[], Any], tally: Tally) -> None:
-        super().__init__(options, tally)
+    def __init__(self, options: RuleOptions, service: Callable[[], Any], counts: RuleCounts) -> None:
+        super().__init__(options, counts)
         self._stream = options.target.name
         self._service = service
-        self._turn: list[Copy] = []  #: messages of this turn
+        self._turn: list[CapturedMessage] = []  #: messages of this turn
 
-    def _begin(self, copy: Copy) -> None:
+    def _begin(self, copy: CapturedMessage) -> None:
         if not self._turn:
             self._loop.call_soon(self._append_turn)
         self._turn.append(copy)
@@ -43,7 +43,7 @@ class StreamSink(Sink):
         for start in range(0, len(turn), MAX_GROUP):
             self._append(turn[start : start + MAX_GROUP])
 
-    def _append(self, copies: list[Copy]) -> None:
+    def _append(self, copies: list[CapturedMessage]) -> None:
         commit = self._commit([copy.message for copy in copies])
         commit.then(lambda: self._appended(copies, commit.error))
 
@@ -57,7 +57,7 @@ class StreamSink(Sink):
             return Commit.failed(error)
         return appended
 
-    def _appended(self, copies: list[Copy], error: BaseException | None) -> None:
+    def _appended(self, copies: list[CapturedMessage], error: BaseException | None) -> None:
         if len(copies) > 1 and isinstance(error, RecordError):  # one of them cannot be written; the others can
             for copy in copies:
                 self._append([copy])

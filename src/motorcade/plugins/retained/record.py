@@ -24,7 +24,7 @@ from motorcade.delivery.record import Form, Record, RecordError, message_of
 COLLECTION: Final = "retained"
 
 
-class _Old(msgspec.Struct, array_like=True, tag=1, gc=False):
+class _OldRetained(msgspec.Struct, array_like=True, tag=1, gc=False):
     payload: bytes
     qos: Annotated[int, msgspec.Meta(ge=0, le=2)]
     publisher: str
@@ -39,7 +39,7 @@ class _Old(msgspec.Struct, array_like=True, tag=1, gc=False):
     user_properties: UserProperties
 
 
-_decode_old = msgspec.msgpack.Decoder(_Old).decode
+_decode_old = msgspec.msgpack.Decoder(_OldRetained).decode
 
 
 def _read_old(value: bytes) -> Record:

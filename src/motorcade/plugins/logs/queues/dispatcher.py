@@ -59,7 +59,7 @@ WITHDRAWN: Final = ""  #: not sent; that is no attempt
 EXPIRED: Final = "expired"  #: before it was sent
 
 
-class State(StrEnum):
+class EntryState(StrEnum):
     """Where a message is."""
 
     WAITING = auto()
@@ -68,9 +68,9 @@ class State(StrEnum):
     DONE = auto()  #: acknowledged, expired, dropped, replaced or dead
 
 
-_WAITING: Final = State.WAITING  # looking up a member of an enumeration costs as much as the rest of a comparison
-_GIVEN: Final = State.GIVEN
-_DONE: Final = State.DONE
+_WAITING: Final = EntryState.WAITING  # looking up a member of an enumeration costs as much as the rest of a comparison
+_GIVEN: Final = EntryState.GIVEN
+_DONE: Final = EntryState.DONE
 
 _NO_MESSAGE: Final = Message("", b"")
 _NO_RECORD: Final = QueueRecord("", b"")
@@ -87,8 +87,8 @@ class QueueEntry(msgspec.Struct, eq=False):
     stored_at: float
     attempts: int = 0  #: how often it was sent
     ends: float = inf  #: when it is too old
-    state: State = State.WAITING
-    consumer: Consumer | None = None  #: who has it now
+    state: EntryState = EntryState.WAITING
+    consumer: QueueConsumer | None = None  #: who has it now
     tried: bool = False  #: a consumer had it, so not every one may get it
     avoid: set[str] | None = None  #: consumers that have refused it lately
     history: list[Attempt] | None = None
@@ -101,14 +101,14 @@ class Subscriber(Protocol):
     def room(self) -> int:
         """Return how many messages it may be given now."""
 
-    def give(self, consumer: Consumer, entries: list[QueueEntry]) -> None:
+    def give(self, consumer: QueueConsumer, entries: list[QueueEntry]) -> None:
         """Give it messages, not more than it has room for."""
 
-    def recheck(self, consumer: Consumer, entry: QueueEntry) -> None:
+    def recheck(self, consumer: QueueConsumer, entry: QueueEntry) -> None:
         """Ask before this message is sent, which it was given before (rule 7)."""
 
 
-class Consumer:
+class QueueConsumer:
     """A client that consumes one queue."""
 
     __slots__ = ("entries", "filter", "name", "sent", "subscriber")
@@ -143,7 +143,7 @@ class Consumer:
 class Level:
     """Messages of one priority."""
 
-    def __init__(self, dispatcher: Dispatcher, number: int) -> None:
+    def __init__(self, dispatcher: QueueDispatcher, number: int) -> None:
         self.dispatcher = dispatcher
         self.number = number
         self.mailbox = mailbox_of(dispatcher.name, number)
@@ -245,19 +245,19 @@ class Effects(Protocol):
         """Call `tick` after so many seconds instead of when it was to be called; None: not at all."""
 
 
-class Dispatcher:
+class QueueDispatcher:
     """The messages of one queue and its consumers."""
 
     def __init__(self, name: str, options: QueueOptions, effects: Effects, counters: Counter[str]) -> None:
         self.name = name
         self.options = options
-        self.consumers: dict[Consumer, None] = {}
+        self.consumers: dict[QueueConsumer, None] = {}
         self.closed = False
         self.levels = {number: Level(self, number) for number in range(options.priorities)}
         self._down = tuple(reversed(self.levels.values()))
         self.effects = effects
         self._counters = counters
-        self._ready: RoundRobin[Consumer] = STRATEGIES[options.strategy]()
+        self._ready: RoundRobin[QueueConsumer] = STRATEGIES[options.strategy]()
         self._due: dict[QueueEntry, float] = {}  # sent: until when to be acknowledged; in the order of these times
         self._gave = False  # something may be given and not sent
         self._delayed: list[tuple[float, int, QueueEntry]] = []
@@ -266,16 +266,16 @@ class Dispatcher:
 
     # -- consumers
 
-    def join(self, consumer: Consumer, now: float) -> None:
+    def join(self, consumer: QueueConsumer, now: float) -> None:
         """Add a consumer."""
         self.consumers[consumer] = None
         for _, _, entry in self._delayed:
-            if entry.state is State.DELAYED and consumer.may_get(entry):
+            if entry.state is EntryState.DELAYED and consumer.may_get(entry):
                 entry.level.put_back(entry)
         self._ready.offer(consumer)
         self.dispatch(now)
 
-    def leave(self, consumer: Consumer, reason: str, now: float) -> None:
+    def leave(self, consumer: QueueConsumer, reason: str, now: float) -> None:
         """Remove a consumer: others get what it has not acknowledged."""
         self.consumers.pop(consumer, None)
         self._ready.discard(consumer)
@@ -292,13 +292,13 @@ class Dispatcher:
         else:
             self._rewind()
 
-    def has_room(self, consumer: Consumer, now: float) -> None:
+    def has_room(self, consumer: QueueConsumer, now: float) -> None:
         """Give a consumer what waits: it may have room."""
         if consumer in self.consumers:
             self._ready.offer(consumer)
             self.dispatch(now)
 
-    def sending(self, consumer: Consumer, entry: QueueEntry, now: float) -> Message | None:
+    def sending(self, consumer: QueueConsumer, entry: QueueEntry, now: float) -> Message | None:
         """Return a message that is about to be sent; None: it must not be any more."""
         if entry not in consumer.entries:  # its queue is gone
             return None
@@ -311,7 +311,7 @@ class Dispatcher:
             return None
         return entry.message
 
-    def sent(self, consumer: Consumer, entries: Sequence[QueueEntry], now: float) -> None:
+    def sent(self, consumer: QueueConsumer, entries: Sequence[QueueEntry], now: float) -> None:
         """Note that messages have left for the client (rule 4)."""
         held, due = consumer.entries, self._due
         until = now + self.options.ack_timeout
@@ -331,7 +331,7 @@ class Dispatcher:
         if self._gave and len(self.consumers) > 1 and consumer.is_hungry:
             self._wake(now + BLOCKED, now)
 
-    def acknowledged(self, consumer: Consumer, entries: Iterable[QueueEntry], now: float) -> None:
+    def acknowledged(self, consumer: QueueConsumer, entries: Iterable[QueueEntry], now: float) -> None:
         """End messages that a consumer has acknowledged, in time or late."""
         held = consumer.entries
         done: list[QueueEntry] = []
@@ -350,7 +350,7 @@ class Dispatcher:
             self._remove(done)
         self.has_room(consumer, now)
 
-    def not_taken(self, consumer: Consumer, entry: QueueEntry, reason: str, now: float) -> None:
+    def not_taken(self, consumer: QueueConsumer, entry: QueueEntry, reason: str, now: float) -> None:
         """Give a message to another consumer: this one has refused it, or was not sent it."""
         since = consumer.entries.pop(entry, None)  # None: its queue is gone
         if since == SENT:
@@ -375,7 +375,7 @@ class Dispatcher:
         entry.consumer = None
         self._due.pop(entry, None)
 
-    def _may_try_again(self, entry: QueueEntry, consumer: Consumer, reason: str, now: float) -> bool:
+    def _may_try_again(self, entry: QueueEntry, consumer: QueueConsumer, reason: str, now: float) -> bool:
         """Note a failed attempt. Return False if it was the last one: it is a dead letter then."""
         entry.tried = True
         entry.history = [*(entry.history or ()), Attempt(now, consumer.name, reason)][-MAX_HISTORY:]
@@ -385,7 +385,7 @@ class Dispatcher:
         self.effects.mark([entry])
         return True
 
-    def _find_another(self, entry: QueueEntry, consumer: Consumer, now: float) -> None:
+    def _find_another(self, entry: QueueEntry, consumer: QueueConsumer, now: float) -> None:
         """Give a refused message to another consumer at once, or to the same one after a while."""
         if entry.avoid is None:
             entry.avoid = set()
@@ -394,7 +394,7 @@ class Dispatcher:
         if any(other.may_get(entry) for other in self.consumers):
             entry.level.put_back(entry)
         else:
-            entry.state = State.DELAYED
+            entry.state = EntryState.DELAYED
             at = now + self.options.redispatch_delay
         heappush(self._delayed, (at, next(self._serial), entry))
         self._wake(at, now)
@@ -582,7 +582,7 @@ class Dispatcher:
                 return None
         return None
 
-    def _give(self, entries: list[QueueEntry], consumer: Consumer, now: float) -> None:
+    def _give(self, entries: list[QueueEntry], consumer: QueueConsumer, now: float) -> None:
         held = consumer.entries
         for entry in entries:
             entry.state = _GIVEN
@@ -649,7 +649,7 @@ class Dispatcher:
         while self._delayed and self._delayed[0][0] <= now:
             entry = heappop(self._delayed)[2]
             entry.avoid = None
-            if entry.state is State.DELAYED:
+            if entry.state is EntryState.DELAYED:
                 entry.level.put_back(entry)
         self._dispatch(now)
         delayed = self._delayed[0][0] if self._delayed else inf

@@ -30,9 +30,9 @@ from motorcade.plugins.logs.queues.metrics import BY_QUEUE, COUNTS, MEASURES, RO
 from motorcade.plugins.logs.queues.options import NOUN, QueuesConfig
 from motorcade.plugins.logs.queues.queue import Queue
 from motorcade.plugins.logs.queues.record import QUEUE
-from motorcade.plugins.logs.queues.service import MAX_ROUTES, Queues
+from motorcade.plugins.logs.queues.service import MAX_ROUTES, QueueService
 from motorcade.plugins.logs.queues.source import QueueSource
-from motorcade.plugins.logs.queues.store import Append, QueueStore
+from motorcade.plugins.logs.queues.store import QueueAppend, QueueStore
 from motorcade.plugins.logs.queues.tables import PREFIX
 from motorcade.storage.ports import Store, StoreError, StoreFullError
 
@@ -75,7 +75,7 @@ class QueuesPlugin(Plugin):
             context.counters[event] += 0
         store = cast("Store", context.store)  # or none: then it does not start
         self._store = QueueStore(store, context.counters, context.log, context.hub.now, context.spawn)
-        self._queues = Queues(self._store, config.max_queues, self._bind)
+        self._queues = QueueService(self._store, config.max_queues, self._bind)
         self._bound: tuple[str, ...] = ()
 
     async def start(self) -> None:
@@ -184,7 +184,7 @@ class QueuesPlugin(Plugin):
                 acknowledge_after(message, taken, taken=True)
         return None
 
-    def _prepare(self, message: Message, queues: Sequence[Queue]) -> list[Append]:
+    def _prepare(self, message: Message, queues: Sequence[Queue]) -> list[QueueAppend]:
         """Return the appends of a message: to all of its queues or to none, so that it can be sent again.
 
         The publisher of QoS 0 hears nothing, so that goes where there is room.
@@ -194,7 +194,7 @@ class QueuesPlugin(Plugin):
             counters["refused_pending"] += 1
             raise StoreFullError(f"{store.pending} messages wait for the store already (max_pending)")
         body, payload = QUEUE.encode(message)
-        appends: list[Append] = []
+        appends: list[QueueAppend] = []
         for queue in queues:
             try:
                 appends.append(queue.prepare(message, body, payload))

@@ -2,7 +2,7 @@
 
 Unknown outcomes: an append may be stored although its commit has failed (the store is closed; Redis has stored a part
 of a batch and refuses the rest). What was stored has its position by then, so reading on from the cursor finds it
-(`not_appended`), and nothing that was appended later is taken before it (`Dispatcher.takes`).
+(`not_appended`), and nothing that was appended later is taken before it (`QueueDispatcher.takes`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from motorcade.core.message import Message
 from motorcade.delivery.record import RecordError, message_of
 from motorcade.extension.declared import Found
-from motorcade.plugins.logs.queues.dispatcher import Dispatcher, Level, QueueEntry
+from motorcade.plugins.logs.queues.dispatcher import Level, QueueDispatcher, QueueEntry
 from motorcade.plugins.logs.queues.options import PROPERTY, QueueOptions
 from motorcade.plugins.logs.queues.record import (
     MAX_HISTORY,
@@ -26,7 +26,7 @@ from motorcade.plugins.logs.queues.record import (
     history_text,
     level_of,
 )
-from motorcade.plugins.logs.queues.store import RETRY, Append, QueueStore
+from motorcade.plugins.logs.queues.store import RETRY, QueueAppend, QueueStore
 from motorcade.storage.ports import SPARE_ALL, Appended, Bound, Draft, Entry, StoreError, StoreFullError
 
 RANK: Final = 48  #: bits of a position below the rank of its level, where operators read messages
@@ -46,7 +46,7 @@ class Queue:
         self.options = options
         self.origin = origin
         self.dead_lettered = 0  #: messages moved to the dead-letter queue, since the start of the node
-        self.dispatcher = Dispatcher(name, options, self, store.counters)
+        self.dispatcher = QueueDispatcher(name, options, self, store.counters)
         self._store = store
         self._mailboxes = store.store.mailboxes
         self._find = find
@@ -66,7 +66,7 @@ class Queue:
 
     # -- appending
 
-    def prepare(self, message: Message, body: bytes, payload: bytes, token: bytes = b"") -> Append:
+    def prepare(self, message: Message, body: bytes, payload: bytes, token: bytes = b"") -> QueueAppend:
         """Return the append of a message to this queue; `StoreFullError` if there is no room for it.
 
         `token`: of a dead letter.
@@ -84,7 +84,7 @@ class Queue:
         size = len(body) + len(payload)
         if options.max_bytes and size > options.max_bytes:
             raise StoreFullError(f"the message is larger than queue {self.name!r} may be ({options.max_bytes} bytes)")
-        append = Append(self, level, draft, size)
+        append = QueueAppend(self, level, draft, size)
         if options.overflow == "drop_oldest":
             if options.priorities == 1:  # else the lowest level goes first, whatever the level of the message: `_trim`
                 append.bound = Bound(options.max_messages, options.max_bytes)
@@ -129,12 +129,12 @@ class Queue:
             "it takes more when some are consumed, or with larger max_messages and max_bytes"
         )
 
-    def expect(self, append: Append) -> None:
+    def expect(self, append: QueueAppend) -> None:
         """Count a message that is being appended."""
         self._delta += 1
         self._delta_bytes += append.size
 
-    def not_appended(self, append: Append, *, certain: bool) -> None:
+    def not_appended(self, append: QueueAppend, *, certain: bool) -> None:
         """Read what an append of unknown outcome has left."""
         self._delta -= 1
         self._delta_bytes -= append.size
@@ -142,7 +142,7 @@ class Queue:
             self.dispatcher.read_again(append.level)
             self._refresh_soon()
 
-    def appended(self, append: Append, answer: Appended, now: float) -> StoreError | None:
+    def appended(self, append: QueueAppend, answer: Appended, now: float) -> StoreError | None:
         """Take a message that is stored; return an error if the queue was full."""
         level, size = append.level, append.size
         self._delta -= 1

@@ -20,7 +20,7 @@ from motorcade.core.errors import MotorcadeError
 from motorcade.core.trie import FilterTrie
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
 from motorcade.plugins.logs.queues import options as options_
-from motorcade.plugins.logs.queues.dispatcher import Consumer
+from motorcade.plugins.logs.queues.dispatcher import QueueConsumer
 from motorcade.plugins.logs.queues.options import NOUN, QueueOptions, check, check_chain
 from motorcade.plugins.logs.queues.queue import Queue
 from motorcade.plugins.logs.queues.store import QueueStore
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_ROUTES: Final = 4096  #: topics whose queues are remembered; then all are forgotten
 
 
-class ConsumerView(msgspec.Struct, frozen=True, kw_only=True):
+class QueueConsumerView(msgspec.Struct, frozen=True, kw_only=True):
     """A client that consumes a queue."""
 
     client: str
@@ -58,10 +58,10 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
 
     oldest: float | None  #: when the oldest message was stored, in seconds since the epoch
     dead_lettered: int  #: messages given up, since the start of the node
-    clients: list[ConsumerView]
+    clients: list[QueueConsumerView]
 
 
-class Queues:
+class QueueService:
     """The queues that are declared now, by name."""
 
     noun: ClassVar[str] = NOUN
@@ -76,7 +76,7 @@ class Queues:
         self._changed = changed
         self._queues: dict[str, Queue] = {}
         self._trie: FilterTrie[list[Queue]] = FilterTrie()
-        self._waiting: dict[str, dict[Consumer, None]] = {}
+        self._waiting: dict[str, dict[QueueConsumer, None]] = {}
         self._changing = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class Queues:
 
     # -- consumers come and go
 
-    def enter(self, name: str, consumer: Consumer) -> None:
+    def enter(self, name: str, consumer: QueueConsumer) -> None:
         """Add a client that has subscribed to a queue, declared or not."""
         queue = self._queues.get(name)
         if queue is not None:
@@ -145,7 +145,7 @@ class Queues:
         else:
             self._waiting.setdefault(name, {})[consumer] = None
 
-    def leave(self, name: str, consumer: Consumer, reason: str) -> None:
+    def leave(self, name: str, consumer: QueueConsumer, reason: str) -> None:
         """Remove a client that has unsubscribed, or is gone."""
         waiting = self._waiting.get(name)
         if waiting is not None:
@@ -156,7 +156,7 @@ class Queues:
         if queue is not None and consumer in queue.dispatcher.consumers:
             queue.dispatcher.leave(consumer, reason, self.now())
 
-    def has_room(self, name: str, consumer: Consumer) -> None:
+    def has_room(self, name: str, consumer: QueueConsumer) -> None:
         """Give a client messages of a queue: it may have room."""
         queue = self._queues.get(name)
         if queue is not None:
@@ -177,7 +177,7 @@ class Queues:
             oldest=await queue.oldest(),
             dead_lettered=queue.dead_lettered,
             clients=[
-                ConsumerView(client=consumer.name, unacked=consumer.held, sent=consumer.sent)
+                QueueConsumerView(client=consumer.name, unacked=consumer.held, sent=consumer.sent)
                 for consumer in queue.dispatcher.consumers
             ],
         )

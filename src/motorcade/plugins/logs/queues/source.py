@@ -19,12 +19,12 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadNameError, check_name
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, Why
 from motorcade.plugins.logs.queues import dispatcher as reasons
-from motorcade.plugins.logs.queues.dispatcher import SENT, Consumer, Dispatcher, QueueEntry
+from motorcade.plugins.logs.queues.dispatcher import SENT, QueueConsumer, QueueDispatcher, QueueEntry
 from motorcade.plugins.logs.queues.options import NOUN
 from motorcade.plugins.logs.queues.tables import PREFIX
 
 if TYPE_CHECKING:
-    from motorcade.plugins.logs.queues.service import Queues
+    from motorcade.plugins.logs.queues.service import QueueService
 
 
 class _Go:
@@ -41,11 +41,11 @@ _LEFT: Final = {Why.UNSUBSCRIBED: reasons.UNSUBSCRIBED, Why.REMOVED: reasons.UNS
 class QueueSource(Source):
     """One client, as the consumer of all its queues."""
 
-    def __init__(self, feed: Feed, queues: Queues) -> None:
+    def __init__(self, feed: Feed, queues: QueueService) -> None:
         super().__init__(feed)
         self.name = feed.client.client_id
         self._queues = queues
-        self._consumers: dict[str, Consumer] = {}  # by filter
+        self._consumers: dict[str, QueueConsumer] = {}  # by filter
         self._promised = 0
         self._share = ALL  # how much the outbox may hold while one queue is asked
         self._outbox: list[Given] = []
@@ -60,14 +60,14 @@ class QueueSource(Source):
     def room(self) -> int:
         return min(self._promised, self._share) - len(self._outbox)
 
-    def give(self, consumer: Consumer, entries: list[QueueEntry]) -> None:
+    def give(self, consumer: QueueConsumer, entries: list[QueueEntry]) -> None:
         filter_ = consumer.filter
         self._outbox += [Given(entry.message, filter_, entry) for entry in entries]
         self._soonest = min(self._soonest, *[entry.ends for entry in entries])
         if not self._inside:
             self.wake()
 
-    def recheck(self, consumer: Consumer, entry: QueueEntry) -> None:
+    def recheck(self, consumer: QueueConsumer, entry: QueueEntry) -> None:
         self._rechecks[entry] = consumer.filter
 
     def wake(self) -> None:
@@ -85,7 +85,7 @@ class QueueSource(Source):
             return False
         if subscription.filter in self._consumers:
             return True
-        consumer = Consumer(self.name, subscription.filter, self)
+        consumer = QueueConsumer(self.name, subscription.filter, self)
         self._consumers[subscription.filter] = consumer
         self._promised = self.feed.desired
         self._queues.enter(name, consumer)
@@ -103,7 +103,7 @@ class QueueSource(Source):
         for filter_ in list(self._consumers):
             self.unsubscribe(filter_, Why.DISCONNECTED)
 
-    def withdraw(self, consumer: Consumer) -> None:
+    def withdraw(self, consumer: QueueConsumer) -> None:
         """Take back what was given to a consumer and not handed over."""
         self._known(given for given in self._outbox if given.filter == consumer.filter)
         self._outbox = [given for given in self._outbox if given.filter != consumer.filter]
@@ -162,7 +162,7 @@ class QueueSource(Source):
             for dispatcher, filter_, entries in _by_queue(given):
                 consumer = self._consumers.get(filter_)
                 if consumer is None:  # it has unsubscribed: nothing more for it, but what it says counts
-                    consumer = Consumer(self.name, filter_, self)
+                    consumer = QueueConsumer(self.name, filter_, self)
                 _settle(dispatcher, consumer, entries, ack, now)
             if len(self._consumers) > 1:
                 self._ask_all()
@@ -202,14 +202,16 @@ class QueueSource(Source):
         return given
 
 
-def _by_queue(given: Sequence[Given]) -> Iterator[tuple[Dispatcher, str, list[QueueEntry]]]:
+def _by_queue(given: Sequence[Given]) -> Iterator[tuple[QueueDispatcher, str, list[QueueEntry]]]:
     """Yield messages by the dispatchers that have given them, with their filter, in their order. Mostly it is one."""
     for dispatcher, run in groupby(given, key=attrgetter("tag.level.dispatcher")):
         some = list(run)
         yield dispatcher, some[0].filter, [one.tag for one in some]
 
 
-def _settle(dispatcher: Dispatcher, consumer: Consumer, entries: list[QueueEntry], ack: Ack, now: float) -> None:
+def _settle(
+    dispatcher: QueueDispatcher, consumer: QueueConsumer, entries: list[QueueEntry], ack: Ack, now: float
+) -> None:
     """Tell a dispatcher the outcome of messages."""
     if not ack.dropped and not ack.refused:
         dispatcher.acknowledged(consumer, entries, now)

@@ -27,7 +27,7 @@ from motorcade.commit import Commit
 from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.writebehind import LAST_ATTEMPT, WriteBehind
 from motorcade.extension.plugin import Spawn
-from motorcade.plugins.logs.queues.dispatcher import Level, QueueEntry, State
+from motorcade.plugins.logs.queues.dispatcher import EntryState, Level, QueueEntry
 from motorcade.plugins.logs.queues.tables import MAX_MARK
 from motorcade.storage.ports import NO_BOUND, Batch, Bound, Draft, Store, StoreError
 
@@ -41,7 +41,7 @@ MAX_BATCH: Final = 1024  #: removals or marks of a level in one write
 _LEVEL: Final = attrgetter("level")
 
 
-class Append(msgspec.Struct, gc=False):
+class QueueAppend(msgspec.Struct, gc=False):
     """A message on its way into one queue."""
 
     queue: Queue
@@ -71,7 +71,7 @@ class QueueStore:
         self.spawn = spawn
         self.pending = 0  #: appends that the store has not answered
         self._appends = GroupWriter(store, now, self._fill_appends, self._appended)
-        self._last: Group[Append]
+        self._last: Group[QueueAppend]
         self._behind = WriteBehind(store, self._fill, lambda: DELAY, RETRY, self._written)
         # Of the write in flight:
         self._removed: list[tuple[Level, list[tuple[int, int]]]] = []
@@ -81,7 +81,7 @@ class QueueStore:
 
     # -- appends
 
-    def append(self, appends: Sequence[Append]) -> Commit[Any]:
+    def append(self, appends: Sequence[QueueAppend]) -> Commit[Any]:
         """Append to queues in one write; it fails if one of them refuses. Queues hear of it before the caller does."""
         for append in appends:
             append.queue.expect(append)
@@ -94,7 +94,7 @@ class QueueStore:
         group.then(lambda: taken.finish(group.error or next(errors, None)))
         return taken
 
-    def _fill_appends(self, batch: Batch, group: Group[Append]) -> None:
+    def _fill_appends(self, batch: Batch, group: Group[QueueAppend]) -> None:
         spared: dict[Level, tuple[int]] = {}  # looking for it has a price
         for append in group.items:
             level = append.level
@@ -107,7 +107,7 @@ class QueueStore:
             if append.moved is not None:
                 batch.acknowledge(append.moved.level.mailbox, [append.moved.position])
 
-    def _appended(self, group: Group[Append]) -> None:
+    def _appended(self, group: Group[QueueAppend]) -> None:
         self.pending -= len(group.items)
         answers = group.result.appended if group.error is None else [None] * len(group.items)
         queues: dict[Queue, None] = {}
@@ -195,4 +195,4 @@ class QueueStore:
             level.done[:0] = done
         for level, sent in self._marked:
             self.counters["not_marked"] += len(sent)
-            level.unmarked = {entry: 0.0 for entry in sent if entry.state is not State.DONE} | level.unmarked
+            level.unmarked = {entry: 0.0 for entry in sent if entry.state is not EntryState.DONE} | level.unmarked
