@@ -98,30 +98,38 @@ def payload_of(record: Record, beside: bytes) -> bytes:
     return record.payload or beside
 
 
-def message_of(
+def message_of(record: Record, beside: bytes = b"") -> Message:
+    """Return the message of a record as it was published."""
+    payload = record.payload or beside
+    return message_with(record, payload, record.topic, record.qos, record.retain, record.time, record.user_properties)
+
+
+def message_with(
     record: Record,
-    beside: bytes = b"",
-    *,
-    topic: str | None = None,
-    qos: int | None = None,
-    retain: bool | None = None,
-    timestamp: float | None = None,
-    user_properties: UserProperties | None = None,
+    payload: bytes,
+    topic: str,
+    qos: int,
+    retain: bool,
+    time: float,
+    user_properties: UserProperties,
 ) -> Message:
-    """Return the message of a record, with some fields as its receiver gets them."""
+    """Return the message of a record as its receiver gets it.
+
+    No defaults: they, and keywords, would cost as much as all the rest for every message that is read.
+    """
     return Message(
-        record.topic if topic is None else topic,
-        record.payload or beside,
-        record.qos if qos is None else qos,
-        record.retain if retain is None else retain,
+        topic,
+        payload,
+        qos,
+        retain,
         record.client,
         record.username,
         record.guid,
-        record.time if timestamp is None else timestamp,
+        time,
         record.payload_format,
         record.expires_at,
         record.content_type,
         record.response_topic,
         record.correlation_data,
-        record.user_properties if user_properties is None else user_properties,
+        user_properties,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from motorcade.core import record as stream_record
 from motorcade.core.message import Message
-from motorcade.delivery.record import Form, Record, RecordError, message_of
+from motorcade.delivery.record import Form, Record, RecordError, message_of, message_with
 
 MESSAGE = Message(
     "a/b",
@@ -64,7 +64,7 @@ def test_fields_may_be_replaced_on_both_ways() -> None:
     """What the key tells is left out of the body, and set again when the message is read."""
     form = Form(Numbered)
     body, payload = form.encode(MESSAGE, topic="")
-    read = message_of(form.decode(body), payload, topic="c", qos=1, retain=False, timestamp=1.0, user_properties=())
+    read = message_with(form.decode(body), payload, "c", 1, False, 1.0, ())
     assert (read.topic, read.qos, read.retain, read.timestamp, read.user_properties) == ("c", 1, False, 1.0, ())
 
 

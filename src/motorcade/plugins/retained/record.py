@@ -19,7 +19,7 @@ import msgspec
 from motorcade.core.errors import TopicError
 from motorcade.core.message import Message, UserProperties
 from motorcade.core.topic import check_topic
-from motorcade.delivery.record import Form, Record, RecordError, message_of
+from motorcade.delivery.record import Form, Record, RecordError, message_with
 
 COLLECTION: Final = "retained"
 
@@ -74,7 +74,8 @@ def encode(message: Message) -> bytes:
 def decode(topic: str, value: bytes) -> Message:
     """Return the message of a record; `RecordError` says why it is none."""
     _check(topic)
-    return message_of(_FORM.decode(value), topic=topic, retain=True)
+    record = _FORM.decode(value)
+    return message_with(record, record.payload, topic, record.qos, True, record.time, record.user_properties)
 
 
 def _check(topic: str) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from motorcade.core.message import Message, UserProperties
-from motorcade.delivery.record import Form, Record, message_of
+from motorcade.delivery.record import Form, Record, message_with
 
 INLINE: Final = 4096  #: bytes
 
@@ -81,7 +81,7 @@ def delivery(body: bytes, payload: bytes, topic: str, number: tuple[str, str], s
     A sequence number of the producer's own making is left out. `RecordError`.
     """
     record = FORM.decode(body)
-    properties = (*[each for each in record.user_properties if each[0] != number[0]], number)
-    return message_of(
-        record, payload, topic=topic, qos=1, retain=False, timestamp=stored_at, user_properties=properties
-    )
+    properties = record.user_properties
+    if properties:
+        properties = tuple([each for each in properties if each[0] != number[0]])
+    return message_with(record, record.payload or payload, topic, 1, False, stored_at, (*properties, number))

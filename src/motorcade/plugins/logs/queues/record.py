@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from motorcade.core.message import Message, UserProperties
-from motorcade.delivery.record import Form, Record
+from motorcade.delivery.record import Form, Record, message_with
 
 PRIORITY: Final = "priority"  #: user property with the level of a message
 MAX_HISTORY: Final = 32  #: newest attempts that are remembered of a message
@@ -82,23 +82,7 @@ def delivered(record: QueueRecord, payload: bytes) -> Message:
             ("dead-attempts", str(dead.attempts)),
             ("dead-history", history_text(dead.history)),
         )
-    # Not by `message_of`, whose keywords cost as much as all the rest, for every message that is read.
-    return Message(
-        record.topic,
-        payload,
-        1,
-        False,
-        record.client,
-        record.username,
-        record.guid,
-        record.time,
-        record.payload_format,
-        record.expires_at,
-        record.content_type,
-        record.response_topic,
-        record.correlation_data,
-        properties,
-    )
+    return message_with(record, payload, record.topic, 1, False, record.time, properties)
 
 
 def history_text(history: Sequence[Attempt]) -> str:

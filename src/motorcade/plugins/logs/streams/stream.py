@@ -32,7 +32,7 @@ from motorcade.core.message import Message, UserProperties
 from motorcade.core.record import RecordError, decode, encode
 from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.reader import Page, Reader
-from motorcade.delivery.record import message_of
+from motorcade.delivery.record import message_with
 from motorcade.plugins.logs.streams.loader import Loader
 from motorcade.plugins.logs.streams.options import StreamOptions
 from motorcade.plugins.logs.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Pages
@@ -402,7 +402,9 @@ class Stream:
             if record.user_properties:
                 properties = record.user_properties + properties
             offsets.append(offset)
-            messages.append(message_of(record, qos=1, user_properties=properties))
+            messages.append(
+                message_with(record, record.payload, record.topic, 1, record.retain, record.time, properties)
+            )
         return offsets, messages
 
     def _cannot_read(self, offset: int, error: RecordError) -> None:
