@@ -28,8 +28,8 @@ from motorcade.broker.tables import tables
 from motorcade.clock import time
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.subscription import Subscription
-from motorcade.extension.compacted import SERVICE, Compacted, Form
-from motorcade.extension.declared import BadOptionsError, ConflictError, Declared, Found, read_options
+from motorcade.extension.compacted import SERVICE, Compacted, CompactedKind
+from motorcade.extension.declared import BadOptionsError, ConflictError, Declared, FoundMessage, read_options
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.metrics import Family, Table
 from motorcade.extension.plugin import Loaded, Plugins, available
@@ -258,7 +258,7 @@ class CollectionView(msgspec.Struct, frozen=True, kw_only=True):
 class FoundPage(msgspec.Struct, frozen=True, kw_only=True):
     """Some messages of a queue or stream, oldest first."""
 
-    messages: list[Found]
+    messages: list[FoundMessage]
     cursor: int | None  #: position to go on after; None: these were the last
 
 
@@ -483,7 +483,7 @@ class Control:
         """What their plugin answers to a question, asked in this loop."""
         return await question(self.compacted())
 
-    async def read_compacted(self, form: Form, name: str, after: int, limit: int) -> FoundPage:
+    async def read_compacted(self, form: CompactedKind, name: str, after: int, limit: int) -> FoundPage:
         """Messages after a sequence number, as `read_declared` gives those of declared queues."""
         service = self.compacted()
         return await _found_page(lambda last, ask: service.read(form, name, last, ask), after, limit)
@@ -692,10 +692,12 @@ class Control:
         )
 
 
-async def _found_page(read: Callable[[int, int], Awaitable[Sequence[Found]]], after: int, limit: int) -> FoundPage:
+async def _found_page(
+    read: Callable[[int, int], Awaitable[Sequence[FoundMessage]]], after: int, limit: int
+) -> FoundPage:
     """A page of messages, read in steps that let the loop go on."""
     wanted = min(max(limit, 1), MAX_FOUND)
-    found: list[Found] = []
+    found: list[FoundMessage] = []
     size_bytes, more = 0, True
     while more and len(found) <= wanted and size_bytes <= MAX_BYTES:
         ask = min(wanted + 1 - len(found), READ)  # one more than wanted tells whether there is more

@@ -19,12 +19,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from motorcade.extension.declared import Found
+from motorcade.extension.declared import FoundMessage
 
 SERVICE: Final = "compacted"  #: name of the service
 
 
-class Form(StrEnum):
+class CompactedKind(StrEnum):
     """Which of the two a queue is."""
 
     EXCLUSIVE = auto()  #: `$ECQ/{CLIENTID}/#`
@@ -45,7 +45,7 @@ class ConsumerView(msgspec.Struct, frozen=True, kw_only=True):
 class CompactedView(msgspec.Struct, frozen=True, kw_only=True):
     """A compacted queue, at one moment. What is beyond retention counts until it is collected, but is not delivered."""
 
-    kind: Form
+    kind: CompactedKind
     name: str
     messages: int  #: one for each key
     bytes: int
@@ -59,7 +59,7 @@ class CompactedView(msgspec.Struct, frozen=True, kw_only=True):
 class RewindView(msgspec.Struct, frozen=True, kw_only=True):
     """What a rewind does, or would do."""
 
-    kind: Form
+    kind: CompactedKind
     name: str
     consumer: str
     preview: bool  #: nothing was changed
@@ -75,15 +75,15 @@ class RewindView(msgspec.Struct, frozen=True, kw_only=True):
 class Compacted(Protocol):
     """All compacted queues of a node."""
 
-    async def list(self, kind: Form, after: str = "", limit: int = 100) -> Sequence[CompactedView]:
+    async def list(self, kind: CompactedKind, after: str = "", limit: int = 100) -> Sequence[CompactedView]:
         """Up to `limit` queues whose names come after `after`, by name (in the order of code points)."""
 
-    async def show(self, kind: Form, name: str) -> CompactedView:
+    async def show(self, kind: CompactedKind, name: str) -> CompactedView:
         """One queue with its consumers; `UnknownError`."""
 
     async def rewind(
         self,
-        kind: Form,
+        kind: CompactedKind,
         name: str,
         consumer: str = "",
         *,
@@ -99,11 +99,11 @@ class Compacted(Protocol):
         queue must be. `UnknownError` if there is no such queue, or it has no such consumer.
         """
 
-    async def read(self, kind: Form, name: str, after: int = 0, limit: int = 100) -> Sequence[Found]:
+    async def read(self, kind: CompactedKind, name: str, after: int = 0, limit: int = 100) -> Sequence[FoundMessage]:
         """Up to `limit` messages after a number, oldest first, as they would be delivered; `UnknownError`.
 
         `position` is the sequence number, `topic` that of the delivery; `properties` has the `key`.
         """
 
-    async def delete(self, kind: Form, name: str) -> None:
+    async def delete(self, kind: CompactedKind, name: str) -> None:
         """Remove a queue with its messages and all progress; `UnknownError`. Who consumes it gets what comes later."""

@@ -84,7 +84,7 @@ def plain(error: Exception) -> str:
     return said.replace("`", "").removesuffix(" - at $")
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that an operator looks at. Looking changes nothing."""
 
     position: int  #: offset or position: what comes after it is asked for with it
@@ -123,5 +123,5 @@ class Declared(Protocol):
     async def delete(self, name: str) -> None:
         """Remove it with its contents."""
 
-    async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
+    async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:
         """Up to `limit` messages after a position, oldest first; those that have no contents answer `ConflictError`."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from motorcade.extension.compacted import SERVICE, Compacted, CompactedView, Form
+from motorcade.extension.compacted import SERVICE, Compacted, CompactedKind, CompactedView
 from motorcade.mqtt.packets import Publish
 from motorcade.plugins.logs.compacted.plugin import EcqPlugin
 from tests.support.virtual import Client, PluginNode
 
-EXCLUSIVE, SHARED = Form.EXCLUSIVE, Form.SHARED
+EXCLUSIVE, SHARED = CompactedKind.EXCLUSIVE, CompactedKind.SHARED
 ROOTS = {EXCLUSIVE: "$ECQ", SHARED: "$SCQ"}
 
 
@@ -36,7 +36,7 @@ class EcqNode(PluginNode):
 
     # -- clients
 
-    def fill(self, name: str, *messages: tuple[str, bytes], form: Form = EXCLUSIVE) -> None:
+    def fill(self, name: str, *messages: tuple[str, bytes], form: CompactedKind = EXCLUSIVE) -> None:
         """Append; all is stored."""
         pub = self.client(f"pub-{name}")
         for key, payload in messages:
@@ -52,7 +52,7 @@ class EcqNode(PluginNode):
 
     # -- operators
 
-    def stored(self, name: str = "car", form: Form = EXCLUSIVE) -> list[tuple[int, str, bytes]]:
+    def stored(self, name: str = "car", form: CompactedKind = EXCLUSIVE) -> list[tuple[int, str, bytes]]:
         """Number, key and payload of what is in a queue."""
         found = self.run(self.service.read(form, name, 0, 10_000))
         return [(each.position, each.properties["key"], each.payload) for each in found]
@@ -60,18 +60,18 @@ class EcqNode(PluginNode):
     def keys(self, name: str = "car") -> list[str]:
         return [key for _, key, _ in self.stored(name)]
 
-    def show(self, name: str = "car", form: Form = EXCLUSIVE) -> CompactedView:
+    def show(self, name: str = "car", form: CompactedKind = EXCLUSIVE) -> CompactedView:
         return self.run(self.service.show(form, name))
 
-    def progress(self, name: str = "car", client: str = "", form: Form = EXCLUSIVE) -> int:
+    def progress(self, name: str = "car", client: str = "", form: CompactedKind = EXCLUSIVE) -> int:
         """The progress of a consumer."""
         view = self.show(name, form)
         return next((each.progress for each in view.consuming if each.client == (client or name)), -1)
 
-    def rewind(self, name: str = "car", client: str = "", form: Form = EXCLUSIVE, **how: Any) -> Any:
+    def rewind(self, name: str = "car", client: str = "", form: CompactedKind = EXCLUSIVE, **how: Any) -> Any:
         return self.run(self.service.rewind(form, name, client, **how))
 
-    def delete(self, name: str, form: Form = EXCLUSIVE) -> None:
+    def delete(self, name: str, form: CompactedKind = EXCLUSIVE) -> None:
         self.run(self.service.delete(form, name))
 
     def collect(self) -> int:

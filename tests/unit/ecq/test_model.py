@@ -28,7 +28,7 @@ from motorcade.core.errors import MotorcadeError
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.delivery.progress import decode as decode_progress
-from motorcade.extension.compacted import SERVICE, Compacted, Form
+from motorcade.extension.compacted import SERVICE, Compacted, CompactedKind
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
@@ -604,7 +604,7 @@ class Machine(PluginWorld[Car]):
         super().judge()
 
     def _judge_view(self, car: Car, owner: str, there: set[int]) -> None:
-        form: Form = SHAPES[owner[:3]].form
+        form: CompactedKind = SHAPES[owner[:3]].form
         view = self.run(self.service.show(form, owner[4:]))
         assert view.messages >= len(there) and view.last == self.models[owner].counter
         (consumer,) = [each for each in view.consuming if each.client == car.name]

@@ -10,7 +10,7 @@ import pytest
 
 from motorcade.core.message import Message
 from motorcade.core.record import encode
-from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError
+from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, FoundMessage, UnknownError
 from motorcade.plugins.logs.streams.options import StreamOptions, StreamsConfig
 from motorcade.plugins.logs.streams.service import COLLECTION
 from motorcade.plugins.logs.streams.views import ReaderView
@@ -158,7 +158,7 @@ def test_reading_as_an_operator() -> None:
             node.streams.append("s", [message])
         node.run(node.held.streams.append("s", [b"\xc1"], node.now))
         damaged, first = sorted(node.run(node.streams.read("s", 0, 10)), key=lambda found: bool(found.topic))
-        assert first == Found(
+        assert first == FoundMessage(
             position=first.position,
             topic="t/a",
             payload=b"1",

@@ -18,7 +18,7 @@ from motorcade.clock import time
 from motorcade.control import MAX_FOUND, PAGE, Control
 from motorcade.core.moment import seconds_of
 from motorcade.core.words import nearest
-from motorcade.extension.compacted import Form
+from motorcade.extension.compacted import CompactedKind
 from motorcade.extension.declared import BadOptionsError, read_options
 from motorcade.http.answers import answer, body, listing, number, told
 from motorcade.http.api.declared import FARTHEST, FROM_THE_START, message_of
@@ -111,16 +111,17 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     ]
 
 
-def _form(request: Request) -> Form:
+def _form(request: Request) -> CompactedKind:
     text = request.path_params["form"]
-    if text not in list(Form):
+    if text not in list(CompactedKind):
         raise HTTPException(
-            HTTPStatus.NOT_FOUND, f"there are no compacted queues of the kind {text!r}{nearest(text, map(str, Form))}"
+            HTTPStatus.NOT_FOUND,
+            f"there are no compacted queues of the kind {text!r}{nearest(text, map(str, CompactedKind))}",
         )
-    return Form(text)
+    return CompactedKind(text)
 
 
-def _queue(request: Request) -> tuple[Form, str]:
+def _queue(request: Request) -> tuple[CompactedKind, str]:
     name = request.path_params["name"]
     if not name:
         raise BadOptionsError("a compacted queue has a name: a client id, or what follows `$SCQ/`")

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from motorcade.control import DECLARED, MAX_FOUND, PAGE, Control
-from motorcade.extension.declared import Found
+from motorcade.extension.declared import FoundMessage
 from motorcade.http.answers import answer, body, listing, number, told
 from motorcade.http.bridge import Bridge
 
@@ -78,7 +78,7 @@ def _shown(view: msgspec.Struct) -> dict[str, Any]:
     return {"name": shown.pop("name"), "origin": shown.pop("origin"), **options, **shown}
 
 
-def message_of(found: Found) -> dict[str, Any]:
+def message_of(found: FoundMessage) -> dict[str, Any]:
     """Payloads are bytes, JSON is text: those that are not UTF-8 are written in base64."""
     try:
         payload, encoding = found.payload.decode(), "utf8"

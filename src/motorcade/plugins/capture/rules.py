@@ -23,7 +23,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.topic import matches
-from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
+from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, FoundMessage, UnknownError, check_name
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.plugin import Context
 from motorcade.plugins.capture.metrics import OUTCOMES
@@ -200,7 +200,7 @@ class CaptureRules:
             self._rebind()
             await rule.sink.close(LAST_ATTEMPT)
 
-    async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:  # noqa: ARG002 - there is nothing to read
+    async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:  # noqa: ARG002 - there is nothing to read
         options = self._rule(name).options
         self._elsewhere(options)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from motorcade.extension.compacted import Form
+from motorcade.extension.compacted import CompactedKind
 from motorcade.plugins.logs.compacted.queue import Queue
 from motorcade.plugins.logs.compacted.source import Tools
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, SHARED, decode_queue
@@ -150,7 +150,7 @@ class Collector:
                 return
             batch = Batch()
             batch.delete(QUEUES, queue.owner)
-            if queue.shape.form is Form.EXCLUSIVE:
+            if queue.shape.form is CompactedKind.EXCLUSIVE:
                 batch.delete(queue.shape.progress, queue.name)
             await tools.store.write(batch)
             tools.queues.count -= 1
@@ -162,7 +162,7 @@ class Collector:
     async def _is_used(self, queue: Queue, before: float) -> bool:
         """Whether somebody has acknowledged something since a time; progress of shared queues expires by itself."""
         tools = self._tools
-        if queue.shape.form is Form.SHARED:
+        if queue.shape.form is CompactedKind.SHARED:
             async for _ in tools.store.records.scan(queue.shape.progress, tools.now(), f"{queue.name}/"):
                 return True
             return False

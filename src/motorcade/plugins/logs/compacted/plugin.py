@@ -21,7 +21,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
 from motorcade.delivery.progress import LogKey, ProgressOptions, ProgressStore
-from motorcade.extension.compacted import SERVICE, Form, RewindView
+from motorcade.extension.compacted import SERVICE, CompactedKind, RewindView
 from motorcade.extension.declared import BadOptionsError
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
 from motorcade.extension.metrics import Counts, Measure, Table
@@ -142,7 +142,7 @@ class EcqPlugin(Plugin):
     def tables(self) -> Iterable[Table]:
         config, queues = self.config, self.queues
         pending = queues.pending_octets + queues.pending * MESSAGE_BYTES
-        yield Table("ecq_queues", len(queues), len(queues) * QUEUE_BYTES, len(Form) * MAX_OPEN * QUEUE_BYTES)
+        yield Table("ecq_queues", len(queues), len(queues) * QUEUE_BYTES, len(CompactedKind) * MAX_OPEN * QUEUE_BYTES)
         bound = config.max_pending_bytes + config.max_pending * MESSAGE_BYTES
         yield Table("ecq_pending", queues.pending, pending, bound)
 
@@ -249,7 +249,7 @@ class EcqPlugin(Plugin):
 
     def _rewind(self, shape: Shape, name: str, client: ClientInfo | None, message: Message) -> Handled:
         """A consumer wants to get messages again."""
-        if client is None or (shape.form is Form.EXCLUSIVE and name != client.client_id):
+        if client is None or (shape.form is CompactedKind.EXCLUSIVE and name != client.client_id):
             self.context.counters["refused_publish"] += 1
             return Handled(
                 ReasonCode.NOT_AUTHORIZED, f"the queue of {quoted(name)} can be rewound by the client of that id alone"

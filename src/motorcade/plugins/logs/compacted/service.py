@@ -13,8 +13,8 @@ import msgspec
 from motorcade.core.record import RecordError
 from motorcade.delivery.progress import Progress, Stored
 from motorcade.delivery.record import payload_of
-from motorcade.extension.compacted import CompactedView, ConsumerView, Form, RewindView
-from motorcade.extension.declared import BadOptionsError, Found, UnknownError
+from motorcade.extension.compacted import CompactedKind, CompactedView, ConsumerView, RewindView
+from motorcade.extension.declared import BadOptionsError, FoundMessage, UnknownError
 from motorcade.plugins.logs.compacted.queue import Consumer, Queue
 from motorcade.plugins.logs.compacted.record import FORM
 from motorcade.plugins.logs.compacted.source import Tools
@@ -25,7 +25,7 @@ from motorcade.storage.ports import Batch, Entry, StoreError
 PAGE: Final = 256  #: messages read at once
 MAX_SHOWN: Final = 1000  #: consumers shown with one queue
 
-_NOUN: Final = {Form.EXCLUSIVE: "exclusive queue of client", Form.SHARED: "shared compacted queue"}
+_NOUN: Final = {CompactedKind.EXCLUSIVE: "exclusive queue of client", CompactedKind.SHARED: "shared compacted queue"}
 
 
 class CompactedService:
@@ -36,7 +36,7 @@ class CompactedService:
 
     # -- looking
 
-    async def list(self, kind: Form, after: str = "", limit: int = 100) -> Sequence[CompactedView]:
+    async def list(self, kind: CompactedKind, after: str = "", limit: int = 100) -> Sequence[CompactedView]:
         shape = SHAPES[kind]
         skip = len(shape.owners)
         scan = self._tools.store.records.scan(QUEUES, self._tools.now(), shape.owners)
@@ -55,7 +55,7 @@ class CompactedService:
             consumers=len(await self._tools.progress.consumers(queue.log_key)),
         )
 
-    async def show(self, kind: Form, name: str) -> CompactedView:
+    async def show(self, kind: CompactedKind, name: str) -> CompactedView:
         queue = await self._find(kind, name)
         consuming = {consumer.progress.client: consumer for consumer in self._consuming(queue)}
         for progress in self._tools.progress.of_log(queue.log_key):
@@ -83,7 +83,7 @@ class CompactedService:
             ),
         )
 
-    async def _find(self, kind: Form, name: str) -> Queue:
+    async def _find(self, kind: CompactedKind, name: str) -> Queue:
         """A queue that is there, not the one in memory; `UnknownError`."""
         queue = Queue(self._tools.queues, SHAPES[kind], name)
         if "\0" in name or await self._tools.store.records.get(QUEUES, queue.owner, self._tools.now()) is None:
@@ -111,9 +111,9 @@ class CompactedService:
                 return
             after = entries[-1].position
 
-    async def read(self, kind: Form, name: str, after: int = 0, limit: int = 100) -> Sequence[Found]:
+    async def read(self, kind: CompactedKind, name: str, after: int = 0, limit: int = 100) -> Sequence[FoundMessage]:
         queue = await self._find(kind, name)
-        found: list[Found] = []
+        found: list[FoundMessage] = []
         if limit > 0:
             async for entry in self._entries(queue, after):
                 found.append(_found(queue, entry))
@@ -125,7 +125,7 @@ class CompactedService:
 
     async def rewind(
         self,
-        kind: Form,
+        kind: CompactedKind,
         name: str,
         consumer: str = "",
         *,
@@ -156,7 +156,7 @@ class CompactedService:
 
     async def _consumer(self, queue: Queue, consumer: str) -> str:
         """The client id of a consumer; `UnknownError` if there is no such one."""
-        if queue.shape.form is Form.EXCLUSIVE:
+        if queue.shape.form is CompactedKind.EXCLUSIVE:
             if consumer not in ("", queue.name):
                 raise UnknownError(f"the queue of client {quoted(queue.name)} has no other consumer than that client")
             return queue.name
@@ -207,7 +207,7 @@ class CompactedService:
 
     # -- the end of a queue
 
-    async def delete(self, kind: Form, name: str) -> None:
+    async def delete(self, kind: CompactedKind, name: str) -> None:
         queue = await self._find(kind, name)
         known = self._tools.queues.open(queue.shape, name)
         await self._tools.queues.hold(known, lambda: self._delete(known))
@@ -241,19 +241,19 @@ def _consumer(client: str, stored: Stored | None, consumer: Consumer | None, num
     )
 
 
-def _found(queue: Queue, entry: Entry) -> Found:
+def _found(queue: Queue, entry: Entry) -> FoundMessage:
     key = entry.key.decode(errors="replace")
     told = {"key": key}
     try:
         stored = FORM.decode(entry.body)
     except RecordError as error:
         told["error"] = str(error)
-        return Found(
+        return FoundMessage(
             position=entry.position, topic=queue.topic_of(entry), payload=b"", time=entry.stored_at, properties=told
         )
     if stored.content_type is not None:
         told["content-type"] = stored.content_type
-    return Found(
+    return FoundMessage(
         position=entry.position,
         topic=queue.topic_of(entry),
         payload=payload_of(stored, entry.payload),

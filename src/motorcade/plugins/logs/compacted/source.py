@@ -24,7 +24,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import ProgressStore
 from motorcade.delivery.reader import SHIFT, Reader
-from motorcade.extension.compacted import Form
+from motorcade.extension.compacted import CompactedKind
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Why
 from motorcade.plugins.logs.compacted.options import EcqConfig
 from motorcade.plugins.logs.compacted.queue import Queue, Queues
@@ -72,7 +72,7 @@ class CompactedSource(Reader):
 
     def subscribe(self, subscription: Subscription, why: Why) -> bool:  # noqa: ARG002 - each time the same
         found = consumed(subscription.filter)
-        if found is None or (found[0].form is Form.EXCLUSIVE and found[1] != self.feed.client.client_id):
+        if found is None or (found[0].form is CompactedKind.EXCLUSIVE and found[1] != self.feed.client.client_id):
             return False
         self.filter = subscription.filter
         queue = self.queue = self._tools.queues.open(*found)

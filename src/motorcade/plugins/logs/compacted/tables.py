@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from motorcade.delivery.progress import LogKey
-from motorcade.extension.compacted import Form
+from motorcade.extension.compacted import CompactedKind
 
 QUEUES: Final = "compacted"
 
@@ -31,7 +31,7 @@ QUEUES: Final = "compacted"
 class Shape(msgspec.Struct, frozen=True, eq=False):
     """What distinguishes the two forms."""
 
-    form: Form
+    form: CompactedKind
     root: str  #: first level of all topics
     owners: str  #: beginning of the names of mailboxes
     progress: str  #: collection of records
@@ -43,12 +43,12 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
 
     def log_key(self, name: str) -> LogKey:
         """Return where the progress of the consumers of a queue is stored."""
-        return LogKey(self.progress, name, single=self.form is Form.EXCLUSIVE)
+        return LogKey(self.progress, name, single=self.form is CompactedKind.EXCLUSIVE)
 
 
-EXCLUSIVE: Final = Shape(Form.EXCLUSIVE, "$ECQ", "ecq:", "ecq-progress", "ecq-seqno")
-SHARED: Final = Shape(Form.SHARED, "$SCQ", "scq:", "scq-progress", "scq-seqno")
-SHAPES: Final = {Form.EXCLUSIVE: EXCLUSIVE, Form.SHARED: SHARED}
+EXCLUSIVE: Final = Shape(CompactedKind.EXCLUSIVE, "$ECQ", "ecq:", "ecq-progress", "ecq-seqno")
+SHARED: Final = Shape(CompactedKind.SHARED, "$SCQ", "scq:", "scq-progress", "scq-seqno")
+SHAPES: Final = {CompactedKind.EXCLUSIVE: EXCLUSIVE, CompactedKind.SHARED: SHARED}
 
 
 class QueueRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE
-from motorcade.extension.compacted import Form
+from motorcade.extension.compacted import CompactedKind
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED, Shape
 
 ROOTS: Final = {shape.root: shape for shape in (EXCLUSIVE, SHARED)}
@@ -48,7 +48,7 @@ def quoted(name: str) -> str:
 
 def what(shape: Shape) -> str:
     """What stands for the name of a queue, for people."""
-    return "CLIENTID" if shape.form is Form.EXCLUSIVE else "QUEUE"
+    return "CLIENTID" if shape.form is CompactedKind.EXCLUSIVE else "QUEUE"
 
 
 def consumed(filter_: str) -> tuple[Shape, str] | None:
@@ -90,9 +90,9 @@ def _judge(shape: Shape, client_id: str, subscription: Subscription, max_name: i
             f"a compacted queue is consumed as a whole: subscribe to {shape.root}/{what(shape)}/#",
         )
     name = found[1]
-    if shape.form is Form.EXCLUSIVE and name != client_id:
+    if shape.form is CompactedKind.EXCLUSIVE and name != client_id:
         return Refusal(ReasonCode.NOT_AUTHORIZED, f"the queue of {quoted(name)} is for the client of that id alone")
-    if shape.form is Form.SHARED and name in RESERVED:
+    if shape.form is CompactedKind.SHARED and name in RESERVED:
         return Refusal(
             ReasonCode.TOPIC_FILTER_INVALID, f"no shared queue is called {name!r}; nobody can watch producers"
         )

@@ -14,7 +14,7 @@ from typing import Final
 
 from motorcade.core.message import Message
 from motorcade.delivery.record import RecordError, message_of
-from motorcade.extension.declared import Found
+from motorcade.extension.declared import FoundMessage
 from motorcade.plugins.logs.queues.dispatcher import Level, QueueDispatcher, QueueEntry
 from motorcade.plugins.logs.queues.options import PROPERTY, QueueOptions
 from motorcade.plugins.logs.queues.record import (
@@ -399,9 +399,9 @@ class Queue:
             return False
         return expires_at is not None and expires_at <= now
 
-    async def read(self, after: int, limit: int) -> list[Found]:
+    async def read(self, after: int, limit: int) -> list[FoundMessage]:
         """Return messages after a position, in the order in which consumers get them."""
-        found: list[Found] = []
+        found: list[FoundMessage] = []
         now = self._store.now()
         for rank, level in enumerate(reversed(self.dispatcher.levels.values())):
             start = after - (rank << RANK)
@@ -419,13 +419,15 @@ class Queue:
                     break
         return found
 
-    def _found(self, position: int, level: Level, entry: Entry) -> Found:
+    def _found(self, position: int, level: Level, entry: Entry) -> FoundMessage:
         try:
             record = QUEUE.decode(entry.body)
         except RecordError as error:
             told = {"error": str(error)}
-            return Found(position=position, topic="", payload=entry.payload, time=entry.stored_at, properties=told)
-        return Found(
+            return FoundMessage(
+                position=position, topic="", payload=entry.payload, time=entry.stored_at, properties=told
+            )
+        return FoundMessage(
             position=position,
             topic=record.topic,
             payload=entry.payload,

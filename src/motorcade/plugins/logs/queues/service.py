@@ -18,7 +18,7 @@ import msgspec
 
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.trie import FilterTrie
-from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
+from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, FoundMessage, UnknownError, check_name
 from motorcade.plugins.logs.queues import options as options_
 from motorcade.plugins.logs.queues.dispatcher import QueueConsumer
 from motorcade.plugins.logs.queues.options import NOUN, QueueOptions, check, check_chain
@@ -182,7 +182,7 @@ class QueueService:
             ],
         )
 
-    async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
+    async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:
         return await self._known(name).read(after, limit)
 
     async def _view(self, queue: Queue) -> dict[str, Any]:

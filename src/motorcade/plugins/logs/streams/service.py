@@ -25,7 +25,7 @@ from motorcade.core.message import Message
 from motorcade.core.record import RecordError, decode
 from motorcade.core.trie import FilterTrie
 from motorcade.delivery.progress import LogKey, ProgressOptions, ProgressStore
-from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, Found, UnknownError, check_name
+from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, FoundMessage, UnknownError, check_name
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.logs.streams.loader import Loader
 from motorcade.plugins.logs.streams.options import StreamOptions, StreamsConfig
@@ -322,7 +322,7 @@ class Streams:
             await self._drop(name, readers)
             self._log.info("stream_deleted", stream=name)
 
-    async def read(self, name: str, after: int, limit: int) -> Sequence[Found]:
+    async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:
         """Records as operators see them; what cannot be read is shown as it is, with the reason."""
         self._found(name)
         found = []
@@ -331,7 +331,7 @@ class Streams:
                 record = decode(stored.value)
             except RecordError as error:
                 found.append(
-                    Found(
+                    FoundMessage(
                         position=stored.offset,
                         topic="",
                         payload=stored.value,
@@ -341,7 +341,7 @@ class Streams:
                 )
                 continue
             found.append(
-                Found(
+                FoundMessage(
                     position=stored.offset,
                     topic=record.topic,
                     payload=record.payload,
