@@ -40,7 +40,7 @@ CACHES = {
 CACHED = {
     "builtins.list": 1_300,  # rows read lately, of 1024 mailboxes; a few hundred others
     "motorcade.storage.transaction.state.BlobInfo": 4_096,
-    "motorcade.storage.transaction.state.Message": 4_096,
+    "motorcade.storage.transaction.state.SharedMessage": 4_096,
 }
 
 

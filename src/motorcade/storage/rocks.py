@@ -2,7 +2,7 @@
 
     rocks.py         the ports; everything that reads
     writer.py        one thread that commits in groups; everything that writes passes through it
-    transaction.py   what a write does: reads, decides, one atomic batch
+    transaction/     what a write does: reads, decides, one atomic batch
     deltas.py        small rows that change often, logged as deltas first and put in place later
     stream_rows.py   reading streams, here and from outside the node
     packed_rows.py   records of a stream that share a row
@@ -307,11 +307,11 @@ class RocksMailboxes:
     ) -> list[Appended]:
         owners = list(owners)
         return await self._writer.submit(
-            lambda write: write.append(owners, draft, now, bound, spared, generations), rows=len(owners) + 2
+            lambda write: write.mailboxes.append(owners, draft, now, bound, spared, generations), rows=len(owners) + 2
         )
 
     async def make(self, owner: str) -> int:
-        return await self._writer.submit(lambda write: write.make(owner))
+        return await self._writer.submit(lambda write: write.mailboxes.make(owner))
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         head = self._heads.peek(owner)
@@ -374,24 +374,24 @@ class RocksMailboxes:
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         wanted = list(positions)
         return await self._writer.submit(
-            lambda write: write.acknowledge(owner, wanted), rows=len(wanted), durable=False, grows=False
+            lambda write: write.mailboxes.acknowledge(owner, wanted), rows=len(wanted), durable=False, grows=False
         )
 
     async def mark(self, owner: str, position: int, mark: int) -> bool:
         check_mark(mark)
-        return await self._writer.submit(lambda write: write.mark(owner, position, mark), grows=False)
+        return await self._writer.submit(lambda write: write.mailboxes.mark(owner, position, mark), grows=False)
 
     async def info(self, owner: str) -> MailboxInfo:
         if self._writer.trouble is not None or self._writer.fenced:
             return await self._reader.now(partial(_info, self._writer.state.deltas, owner))
-        return await self._writer.submit(lambda write: write.info(owner), durable=False, grows=False)
+        return await self._writer.submit(lambda write: write.mailboxes.info(owner), durable=False, grows=False)
 
     async def clear(self, owner: str) -> int:
-        up_to = await self._writer.submit(lambda write: write.last(owner), durable=False, grows=False)
+        up_to = await self._writer.submit(lambda write: write.mailboxes.last(owner), durable=False, grows=False)
         total = 0
         while True:
             removed = await self._writer.submit(
-                lambda write: write.clear(owner, up_to, STEP_REMOVALS), rows=STEP_REMOVALS, grows=False
+                lambda write: write.mailboxes.clear(owner, up_to, STEP_REMOVALS), rows=STEP_REMOVALS, grows=False
             )
             total += removed
             if removed < STEP_REMOVALS:
@@ -403,7 +403,7 @@ class RocksMailboxes:
         def step(write: Transaction) -> tuple[int, int, bool]:
             if fence is not None:
                 write.check_fence(fence)
-            return write.forget(owner, up_to, STEP_REMOVALS)
+            return write.mailboxes.forget(owner, up_to, STEP_REMOVALS)
 
         while more:
             removed, up_to, more = await self._writer.submit(step, rows=2 * STEP_REMOVALS, grows=False)
@@ -493,7 +493,7 @@ class RocksBlobs:
         self._contents = contents
 
     async def put(self, data: bytes, now: float, keep_until: float = 0.0) -> bytes:  # noqa: ARG002 - nothing to touch
-        return await self._writer.submit(lambda write: write.put_blob(data, keep_until), rows=3)
+        return await self._writer.submit(lambda write: write.payloads.put_blob(data, keep_until), rows=3)
 
     async def get(self, digest: bytes, now: float) -> bytes | None:
         deltas = self._writer.state.deltas
@@ -755,13 +755,14 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     appended: list[Appended] = []
     offsets: list[Sequence[int]] = []
     generations: list[int] = []
+    mailboxes = write.mailboxes
     if batch.conditions:
         write.check(batch.conditions)
     for step in batch.steps:  # the frequent ones first; `match` takes twice as long
         if isinstance(step, Append):
-            appended += write.append(step.owners, step.draft, step.now, step.bound, step.spared, step.generations)
+            appended += mailboxes.append(step.owners, step.draft, step.now, step.bound, step.spared, step.generations)
         elif isinstance(step, Acknowledge):
-            write.acknowledge(step.owner, step.positions)
+            mailboxes.acknowledge(step.owner, step.positions)
         elif isinstance(step, StreamAppend):
             offsets.append(write.append_stream(step.stream, step.values, step.now))
         elif isinstance(step, Put):
@@ -769,11 +770,11 @@ def _apply(batch: Batch, write: Transaction) -> Written:
         elif isinstance(step, Delete):
             write.delete_record(step.collection, step.key)
         elif isinstance(step, Mark):
-            write.mark(step.owner, step.position, step.mark)
+            mailboxes.mark(step.owner, step.position, step.mark)
         elif isinstance(step, AddNote):
             write.add_note(step.data)
         else:
-            generations.append(write.make(step.owner))
+            generations.append(mailboxes.make(step.owner))
     return Written(appended, offsets, generations)
 
 

@@ -338,7 +338,7 @@ async def test_what_is_forgotten_takes_no_place_in_the_cache_of_heads(store: Roc
         await boxes.append([f"car-{number}"], Draft(b"body", PAYLOAD), NOW)
     assert 50 == len(heads.young)
     await asyncio.gather(*(boxes.forget(f"car-{number}") for number in range(49)))
-    assert ["car-49"] == [*heads.young, *heads._old]
+    assert ["car-49"] == [*heads.young, *heads.old]
     (again,) = await boxes.append(["car-7"], Draft(b"again"), NOW)
     assert 2 == again.position
     _, appended = await asyncio.gather(boxes.forget("car-49"), boxes.append(["car-49"], Draft(b"new"), NOW))

@@ -35,43 +35,43 @@ class Recent(Generic[K, V]):
     The bound may be exceeded by what one transaction touches.
     """
 
-    __slots__ = ("_half", "_old", "young")
+    __slots__ = ("half", "old", "young")
 
     def __init__(self, bound: int) -> None:
-        self._half = max(1, bound // 2)
+        self.half = max(1, bound // 2)
         self.young: dict[K, V] = {}
-        self._old: dict[K, V] = {}
+        self.old: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
         found = self.young.get(key)
         if found is None:
-            found = self._old.get(key)
+            found = self.old.get(key)
             if found is not None:
                 self.put(key, found)
         return found
 
     def peek(self, key: K) -> V | None:
         """For other threads: find, and change nothing."""
-        return self.young.get(key) or self._old.get(key)
+        return self.young.get(key) or self.old.get(key)
 
     def put(self, key: K, value: V) -> None:
         self.young[key] = value
 
     def drop(self, key: K, value: V) -> None:
         """Forget a key if it has this very value."""
-        for half in (self.young, self._old):
+        for half in (self.young, self.old):
             if half.get(key) is value:
                 del half[key]
 
     def trim(self) -> None:
         """Keep to the bound; not while a transaction relies on what it has changed being here."""
-        if len(self.young) >= self._half:
-            self._old = self.young
+        if len(self.young) >= self.half:
+            self.old = self.young
             self.young = {}
 
     def clear(self) -> None:
         self.young = {}
-        self._old = {}
+        self.old = {}
 
 
 class BlobInfo:
@@ -168,6 +168,14 @@ class WriterState:
             self.known_before, self.known, self._known_bytes = self.known, {}, 0
 
     def next_transaction(self) -> int:
+        """Keep the caches to their bounds, and return the number of the transaction that begins."""
+        heads, blobs, messages = self.heads, self.blobs, self.messages
+        if len(heads.young) >= heads.half:
+            heads.trim()
+        if len(blobs.young) >= blobs.half:
+            blobs.trim()
+        if len(messages.young) >= messages.half:
+            messages.trim()
         self._transactions += 1
         return self._transactions
 

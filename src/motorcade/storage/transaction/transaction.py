@@ -1,4 +1,4 @@
-"""A whole transaction: mailboxes, and beside them records, streams, leases, and the sweep of what has ended."""
+"""One atomic write: mailboxes, shared payloads, records, streams, leases, and the sweep of what has ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import secrets
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from rocksdict import WriteBatch
 
 from motorcade.storage import packed_rows, tables
-from motorcade.storage.files import scan
+from motorcade.storage.deltas import DeltaWrite
+from motorcade.storage.files import RocksTables, scan
 from motorcade.storage.homes import home_of_owner, records_of
 from motorcade.storage.ports import (
     FEED_KEPT,
@@ -22,26 +24,62 @@ from motorcade.storage.ports import (
     Swept,
 )
 from motorcade.storage.tables import EndingKind, after_prefix
-from motorcade.storage.transaction.appends import Appends
-from motorcade.storage.transaction.state import StreamHead
+from motorcade.storage.transaction.batch import OverlaidBatch
+from motorcade.storage.transaction.mailboxes import MailboxChanges
+from motorcade.storage.transaction.payloads import SharedPayloads
+from motorcade.storage.transaction.state import StreamHead, WriterState
 
 MORE = b"more"
 
 _pack = tables.NUMBER.pack
-_encode = msgspec.msgpack.Encoder().encode
+
 _decode_entries = msgspec.msgpack.Decoder(tuple[list[str], list[int]]).decode
 _decode_tokens = msgspec.msgpack.Decoder(tuple[bytes, list[str]]).decode
 
 
-class Transaction(Appends):
-    """One atomic write in the making."""
+class Transaction:
+    """One atomic write in the making, which several small calls may share."""
+
+    def __init__(self, opened: RocksTables, state: WriterState) -> None:
+        self.opened = opened
+        self._state = state
+        self._batch = batch = OverlaidBatch(opened, state)
+        self.payloads = SharedPayloads(batch)
+        self.mailboxes = MailboxChanges(batch, self.payloads)
+        self._streams: dict[str, StreamHead] = {}  #: to be written
+        self.grown: dict[str, int] | None = None  #: streams that were appended to: their last offset
+        self._delta_write: DeltaWrite | None = None
+        self._size_bytes = 0  #: of all that is written
+        self.swept = 0
+
+    def finish(self) -> WriteBatch:
+        """Return everything of this transaction, to be written as a whole."""
+        batch, state = self._batch, self._state
+        self.mailboxes.finish()
+        if self.payloads.messages or self.payloads.blobs:
+            self.payloads.finish()
+        for stream, ends in self._streams.items():
+            row = tables.STREAM.pack(ends.first, ends.last, ends.records, ends.size_bytes, ends.time)
+            batch.put(tables.name(stream), row, batch.handles["streams"])
+        deltas, raw = batch.deltas, batch.raw
+        if deltas or len(raw):
+            deltas[tables.TOTALS_DELTA] = state.totals()
+            self._delta_write = state.deltas.write(self.opened, raw, deltas)
+        self._size_bytes = raw.size_in_bytes()
+        return raw
+
+    def written(self) -> None:
+        """Let readers know what is certain now: the transaction is in the tables."""
+        if self._delta_write is not None:
+            self._state.deltas.written(self._delta_write)
+        self.mailboxes.written(self._size_bytes)
 
     # -- records
 
     def _check_record(self, condition: Expect) -> None:
         """Raise `StoreConflictError` unless a record is as expected."""
         where = tables.name(condition.collection) + b"\0" + tables.name(condition.key)
-        row = self._get("records", where)
+        row = self._batch.get("records", where)
         if row is not None and 0 < tables.EXPIRES.unpack_from(row)[0] <= condition.now:
             row = None
         if (row if row is None else row[tables.EXPIRES.size :]) != condition.value:
@@ -49,20 +87,20 @@ class Transaction(Appends):
 
     def put_record(self, collection: str, key: str, value: bytes, expires_at: float) -> None:
         where = tables.name(collection) + b"\0" + tables.name(key)
-        before = self._get("records", where)
+        before = self._batch.get("records", where)
         if before is None:
             self._state.records += 1
         old = tables.EXPIRES.unpack_from(before)[0] if before is not None else 0.0
         if expires_at and not 0 < old <= expires_at:
             # A record that is prolonged again and again needs no second row: the sweep moves the first one on.
-            self._set("endings", tables.ending(expires_at, EndingKind.RECORD, where), b"")
-        self._set("records", where, tables.EXPIRES.pack(expires_at) + value)
+            self._batch.set("endings", tables.ending(expires_at, EndingKind.RECORD, where), b"")
+        self._batch.set("records", where, tables.EXPIRES.pack(expires_at) + value)
 
     def delete_record(self, collection: str, key: str) -> bool:
         where = tables.name(collection) + b"\0" + tables.name(key)
-        if self._get("records", where) is None:
+        if self._batch.get("records", where) is None:
             return False
-        self._unset("records", where)
+        self._batch.unset("records", where)
         self._state.records -= 1
         return True
 
@@ -76,7 +114,7 @@ class Transaction(Appends):
         head.time = max(head.time, now)
         offsets = list(range(head.last + 1, head.last + 1 + len(values)))
         for offset, row, size_bytes in packed_rows.rows_of(head.last + 1, head.time, values):
-            self._put(prefix + _pack(offset), row, self._handles["rows"])
+            self._batch.put(prefix + _pack(offset), row, self._batch.handles["rows"])
             head.size_bytes += size_bytes
         head.last = offsets[-1]
         head.records += len(values)
@@ -99,7 +137,7 @@ class Transaction(Appends):
                 cursor = MORE
                 break
             if key:
-                self._delete(key, self._handles["rows"])
+                self._batch.delete(key, self._batch.handles["rows"])
             removed += 1
             freed += size
             head.records -= 1
@@ -111,7 +149,7 @@ class Transaction(Appends):
 
     def _records_of(self, prefix: bytes, first: int) -> Iterator[tuple[int, float, int, bytes]]:
         """Offset, time and bytes of the records of a stream, oldest first; the last one of a row has the row's key."""
-        for key, row in scan(self._tables.rows, prefix + _pack(first), after_prefix(prefix)):
+        for key, row in scan(self.opened.rows, prefix + _pack(first), after_prefix(prefix)):
             last = tables.NUMBER.unpack(key[-8:])[0]
             time, _ = packed_rows.extent(row)
             sizes = packed_rows.sizes(row)
@@ -128,30 +166,30 @@ class Transaction(Appends):
         self._streams.pop(stream, None)
         if self.grown is not None:
             self.grown.pop(stream, None)
-        self._unset("streams", name)
-        self._batch.delete_range(name + b"\0", name + b"\1", self._handles["rows"])
+        self._batch.unset("streams", name)
+        self._batch.raw.delete_range(name + b"\0", name + b"\1", self._batch.handles["rows"])
 
     def _stream(self, stream: str) -> StreamHead | None:
         head = self._streams.get(stream)
         if head is None:
-            row = self._get("streams", tables.name(stream))
+            row = self._batch.get("streams", tables.name(stream))
             head = StreamHead(*tables.STREAM.unpack(row)) if row is not None else None
         return head
 
     # -- feeds
 
     def add_note(self, data: bytes) -> None:
-        state, handle = self._state, self._handles["feed"]
+        state, handle = self._state, self._batch.handles["feed"]
         state.feed += 1
-        self._put(_pack(state.feed), secrets.token_bytes(tables.NONCE_SIZE) + data, handle)
+        self._batch.put(_pack(state.feed), secrets.token_bytes(tables.NONCE_SIZE) + data, handle)
         if state.feed > FEED_KEPT:
-            self._delete(_pack(state.feed - FEED_KEPT), handle)
+            self._batch.delete(_pack(state.feed - FEED_KEPT), handle)
 
     # -- coordination; attachments are kept in memory only, since none outlives the process
 
     def attach(self, owner: str, member: str) -> Attached:
         home, attached = home_of_owner(owner), self._state.attached
-        mailbox = self.info(owner)
+        mailbox = self.mailboxes.info(owner)
         previous, old = attached.get(home, ("", None))
         fence = Fence(home, old.number + 1 if old is not None else 1, secrets.token_bytes(8))
         attached[home] = member, fence
@@ -168,7 +206,7 @@ class Transaction(Appends):
         within = tables.name(collection) + b"\0"
         start = within + prefix.encode()
         found: dict[str, bytes] = {}
-        for key, row in scan(self._tables.records, start, start + b"\0" if exact else after_prefix(within)):
+        for key, row in scan(self.opened.records, start, start + b"\0" if exact else after_prefix(within)):
             if not key.startswith(start):
                 break
             if not 0 < tables.EXPIRES.unpack_from(row)[0] <= now:
@@ -196,28 +234,28 @@ class Transaction(Appends):
 
     def acquire(self, name: str, ttl: float, now: float) -> Lease | None:
         key = tables.name(name)
-        row = self._get("leases", key)
+        row = self._batch.get("leases", key)
         if row is not None and now < tables.LEASE.unpack(row)[1]:
             return None
         lease = Lease(name, self._state.serial())
-        self._set("leases", key, tables.LEASE.pack(lease.token, now + ttl))
+        self._batch.set("leases", key, tables.LEASE.pack(lease.token, now + ttl))
         return lease
 
     def renew(self, lease: Lease, ttl: float, now: float) -> bool:
         key = tables.name(lease.name)
-        row = self._get("leases", key)
+        row = self._batch.get("leases", key)
         token, until = tables.LEASE.unpack(row) if row is not None else (0, 0.0)
         if token != lease.token or now >= until:
             return False
-        self._set("leases", key, tables.LEASE.pack(token, now + ttl))
+        self._batch.set("leases", key, tables.LEASE.pack(token, now + ttl))
         return True
 
     def release(self, lease: Lease) -> bool:
         key = tables.name(lease.name)
-        row = self._get("leases", key)
+        row = self._batch.get("leases", key)
         if row is None or tables.LEASE.unpack(row)[0] != lease.token:
             return False
-        self._unset("leases", key)
+        self._batch.unset("leases", key)
         return True
 
     # -- endings
@@ -227,14 +265,14 @@ class Transaction(Appends):
         end = _pack(tables.milliseconds(now) + 1)
         removed, freed, left = 0, 0, budget
         expired: list[tuple[str, int]] = []
-        for key, row in scan(self._tables.endings, b"", end):
+        for key, row in scan(self.opened.endings, b"", end):
             if left <= 0:
                 break
             count, size_bytes, looked = self._ended(key, row, now, left, expired)
             removed += count
             freed += size_bytes
             left -= looked
-            if self._get("endings", key) is not None:
+            if self._batch.get("endings", key) is not None:
                 break  # the budget ended within it
         else:
             self.swept += removed
@@ -248,70 +286,24 @@ class Transaction(Appends):
         """What one ending removed, gave back, and how much it looked at; entries are noted in `expired`."""
         kind, what = key[8], key[9:]
         if kind == EndingKind.ENTRIES:
-            return self._ended_entries(key, *_decode_entries(row), now, budget, expired)
+            return self.mailboxes.ended_entries(key, *_decode_entries(row), now, budget, expired)
         if kind == EndingKind.TOKENS:
-            return self._ended_tokens(key, *_decode_tokens(row), now, budget)
-        self._unset("endings", key)
+            return self.mailboxes.ended_tokens(key, *_decode_tokens(row), now, budget)
+        self._batch.unset("endings", key)
         if kind == EndingKind.RECORD:
             return (*self._ended_record(what, now), 1)
-        return (*self._ended_blob(what, now), 1)
-
-    def _ended_entries(
-        self,
-        key: bytes,
-        owners: list[str],
-        positions: list[int],
-        now: float,
-        budget: int,
-        expired: list[tuple[str, int]],
-    ) -> tuple[int, int, int]:
-        removed, size_bytes = 0, 0
-        due = list(zip(owners[:budget], positions[:budget], strict=True))
-        for owner, position in due:
-            head = self._used(owner)
-            row = self._get_entry(head.prefix + _pack(position))
-            if row is not None and 0 < tables.expiry(row) <= now:
-                size_bytes += self._remove(head, position, row) or 0
-                removed += 1
-                expired.append((owner, position))
-        rest = (owners[budget:], positions[budget:])
-        self._keep_rest(key, rest if rest[0] else None)
-        return removed, size_bytes, len(due)
-
-    def _ended_tokens(
-        self, key: bytes, token: bytes, owners: list[str], now: float, budget: int
-    ) -> tuple[int, int, int]:
-        due, rest = owners[:budget], owners[budget:]
-        for owner in due:
-            where = tables.name(owner) + b"\0" + token
-            row = self._get("tokens", where)
-            if row is not None and tables.TOKEN.unpack(row)[0] <= now:
-                self._unset("tokens", where)
-        self._keep_rest(key, (token, rest) if rest else None)
-        return 0, 0, len(due)
-
-    def _keep_rest(self, key: bytes, rest: object) -> None:
-        if rest is None:
-            self._unset("endings", key)
-        else:
-            self._set("endings", key, _encode(rest))
+        return (*self.payloads.ended(what, now), 1)
 
     def _ended_record(self, where: bytes, now: float) -> tuple[int, int]:
-        row = self._get("records", where)
+        row = self._batch.get("records", where)
         if row is None:
             return 0, 0
         expires_at = tables.EXPIRES.unpack_from(row)[0]
         if not expires_at:
             return 0, 0
         if expires_at > now:
-            self._set("endings", tables.ending(expires_at, EndingKind.RECORD, where), b"")
+            self._batch.set("endings", tables.ending(expires_at, EndingKind.RECORD, where), b"")
             return 0, 0
-        self._unset("records", where)
+        self._batch.unset("records", where)
         self._state.records -= 1
         return 1, len(row) - 8
-
-    def _ended_blob(self, digest: bytes, now: float) -> tuple[int, int]:
-        info = self._info(digest)
-        if info is None or info.holders or now < info.keep_until:
-            return 0, 0
-        return 1, self._drop_blob(digest, info)

@@ -1,4 +1,7 @@
-"""What several entries have in common: a message beside them, or a large payload, each with a count of its holders."""
+"""What several entries have in common, with its holders: a message, or a large payload (a blob).
+
+Rule 4 of the package: `row` claims for as many entries as it is told; `unclaim` gives one claim back.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import hashlib
 from motorcade.storage import tables
 from motorcade.storage.ports import Draft, StoreDamagedError
 from motorcade.storage.tables import EndingKind
-from motorcade.storage.transaction.rows import Rows
+from motorcade.storage.transaction.batch import OverlaidBatch
 from motorcade.storage.transaction.state import BlobInfo, SharedMessage
 
 _pack = tables.NUMBER.pack
@@ -15,10 +18,24 @@ _unpack_entry = tables.ENTRY.unpack_from
 _unpack_reference = tables.REFERENCE.unpack_from
 
 
-class Shares(Rows):
-    """Claims and gives back (rule 4 of the package)."""
+class SharedPayloads:
+    """Shared messages and blobs, with the number of their holders."""
 
-    def _row(self, draft: Draft, now: float, entries: int) -> bytes:
+    def __init__(self, batch: OverlaidBatch) -> None:
+        self.messages: dict[int, SharedMessage] = {}  #: whose holders have changed
+        self._batch = batch
+        self._state = batch.state
+        self.blobs: dict[bytes, BlobInfo] = {}  #: whose counters have changed
+
+    def finish(self) -> None:
+        """Add the counters that have changed to the deltas."""
+        deltas = self._batch.deltas
+        for digest, info in self.blobs.items():
+            deltas[b"b" + digest] = tables.BLOBINFO.pack(info.holders, info.keep_until, info.size)
+        for number, message in self.messages.items():
+            deltas[b"n" + _pack(number)] = _pack(message.holders)
+
+    def row(self, draft: Draft, now: float, entries: int) -> bytes:
         """The row that is the same for all owners: of its own, or a reference (rule 4)."""
         body, payload, key = draft.body, draft.payload, draft.key
         flags = tables.DROPPABLE if draft.droppable else 0
@@ -43,39 +60,39 @@ class Shares(Rows):
             payload if blob is not None else b"",
             size_bytes if blob is None else len(body),
         )
-        self._put(_pack(message.number), row, self._handles["shared"])
-        self._messages[message.number] = message
+        self._batch.put(_pack(message.number), row, self._batch.handles["shared"])
+        self.messages[message.number] = message
         self._state.messages.put(message.number, message)
         self._state.shared += 1
         return tables.reference_row(message.number, flags | (tables.KEYED if key else 0), size_bytes, draft.expires_at)
 
-    def _unclaim(self, row: bytes) -> int:
+    def unclaim(self, row: bytes) -> int:
         """An entry lets go of what it shares with others; bytes given back."""
         if len(row) <= tables.REFERENCE_SIZE:
-            return self._let_go(self._message(_unpack_reference(row)[0]))
+            return self.let_go(self.message(_unpack_reference(row)[0]))
         _, _, flags, _, _, body, payload = _unpack_entry(row)
-        return int(body) + (self._release(row[-32:]) if flags & tables.BLOB else int(payload))
+        return int(body) + (self.release(row[-32:]) if flags & tables.BLOB else int(payload))
 
-    def _let_go(self, message: SharedMessage) -> int:
+    def let_go(self, message: SharedMessage) -> int:
         """One reference less; bytes given back."""
         message.holders -= 1
         if message.holders:
-            self._messages[message.number] = message
+            self.messages[message.number] = message
             return 0
         number = _pack(message.number)
-        self._messages.pop(message.number, None)
-        self._delete(number, self._handles["shared"])
-        self._deltas[b"n" + number] = None
+        self.messages.pop(message.number, None)
+        self._batch.delete(number, self._batch.handles["shared"])
+        self._batch.deltas[b"n" + number] = None
         self._state.shared -= 1
-        return message.size_bytes + (self._release(message.digest) if message.digest else 0)
+        return message.size_bytes + (self.release(message.digest) if message.digest else 0)
 
-    def _message(self, number: int) -> SharedMessage:
+    def message(self, number: int) -> SharedMessage:
         """A shared message that an entry refers to."""
         message = self._state.messages.get(number)
         if message is None:
             where = _pack(number)
-            holders = self._state.deltas.get(self._tables, b"n" + where)
-            row = self._tables.shared.get(where)
+            holders = self._state.deltas.get(self._batch.opened, b"n" + where)
+            row = self._batch.opened.shared.get(where)
             if holders is None or row is None:
                 raise StoreDamagedError(f"message {number} is missing though entries refer to it; bring back a backup")
             entry = tables.parse_entry(row)
@@ -97,7 +114,7 @@ class Shares(Rows):
         digest = hashlib.sha256(data).digest()
         info = self._blob_of(digest, data)
         info.keep_until = max(info.keep_until, keep_until)
-        self._set("endings", tables.ending(info.keep_until, EndingKind.BLOB, digest), b"")
+        self._batch.set("endings", tables.ending(info.keep_until, EndingKind.BLOB, digest), b"")
         return digest
 
     def _blob_of(self, digest: bytes, data: bytes) -> BlobInfo:
@@ -105,11 +122,11 @@ class Shares(Rows):
         info = self._info(digest)
         if info is None:
             info = BlobInfo(0, 0.0, len(data))
-            self._put(digest, data, self._handles["blobs"])
+            self._batch.put(digest, data, self._batch.handles["blobs"])
             self._state.blobs.put(digest, info)
             self._state.blob_count += 1
             self._state.blob_octets += info.size
-        self._blobs[digest] = info
+        self.blobs[digest] = info
         return info
 
     def _held(self, digest: bytes) -> BlobInfo:
@@ -117,20 +134,20 @@ class Shares(Rows):
         info = self._info(digest)
         if info is None:
             raise StoreDamagedError(f"blob {digest.hex()} is missing though entries refer to it; bring back a backup")
-        self._blobs[digest] = info
+        self.blobs[digest] = info
         return info
 
     def _info(self, digest: bytes) -> BlobInfo | None:
-        info = self._blobs.get(digest) or self._state.blobs.get(digest)
+        info = self.blobs.get(digest) or self._state.blobs.get(digest)
         if info is None:
-            row = self._state.deltas.get(self._tables, b"b" + digest)
+            row = self._state.deltas.get(self._batch.opened, b"b" + digest)
             if row is None:
                 return None
             info = BlobInfo(*tables.BLOBINFO.unpack(row))
             self._state.blobs.put(digest, info)
         return info if info.size >= 0 else None
 
-    def _release(self, digest: bytes) -> int:
+    def release(self, digest: bytes) -> int:
         """An entry lets go; bytes given back."""
         info = self._held(digest)
         info.holders -= 1
@@ -138,7 +155,7 @@ class Shares(Rows):
             return 0
         if info.keep_until:
             # Its turn may have come while entries held it.
-            self._set("endings", tables.ending(info.keep_until, EndingKind.BLOB, digest), b"")
+            self._batch.set("endings", tables.ending(info.keep_until, EndingKind.BLOB, digest), b"")
             return 0
         return self._drop_blob(digest, info)
 
@@ -146,8 +163,14 @@ class Shares(Rows):
         size = info.size
         self._state.blob_count -= 1
         self._state.blob_octets -= size
-        self._delete(digest, self._handles["blobs"])
-        self._deltas[b"b" + digest] = None
-        self._blobs.pop(digest, None)
+        self._batch.delete(digest, self._batch.handles["blobs"])
+        self._batch.deltas[b"b" + digest] = None
+        self.blobs.pop(digest, None)
         info.size = -1  # dead, for whoever finds it in the cache
         return size
+
+    def ended(self, digest: bytes, now: float) -> tuple[int, int]:
+        info = self._info(digest)
+        if info is None or info.holders or now < info.keep_until:
+            return 0, 0
+        return 1, self._drop_blob(digest, info)
