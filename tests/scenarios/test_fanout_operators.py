@@ -6,13 +6,11 @@ Numbers such as S39 or G14 in the docstrings name rows of the list of behaviours
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.scenarios.witness import wait_until
-from tests.support.commands import Done, run
 from tests.support.consumers import subscribe
 from tests.support.fanout import (
     Platform,
@@ -55,32 +53,6 @@ def why(desk: Operator, vin: str) -> dict[str, Any]:
     assert view["sentence"].endswith(".") and view["next"].endswith("."), view
     assert vin in view["sentence"]
     return view
-
-
-def send(node: LocalNode, *words: object) -> Done:
-    """`motorcade fanout send WORDS`, over MQTT to this node."""
-    return run("fanout", "send", "--port", node.port, *words)
-
-
-# --- sending ------------------------------------------------------------------------------------------------------
-
-
-def test_send_what_is_refused(node: LocalNode, desk: Operator, tmp_path: Path) -> None:
-    """A node with small limits: the command says what the broker said, exits with 1, and writes down who is left."""
-    vins, request, rest = fresh(30), request_name(), tmp_path / "rest.txt"
-    listed, payload = tmp_path / "vins.txt", tmp_path / "x"
-    listed.write_text("\n".join(vins))
-    payload.write_text("x")
-    with LocalNode("[plugins.fanout]\nmax_vins = 10\nmax_pending = 1\n") as small:
-        words = ("--vins", listed, "--request", request, "--payload", payload, "--rest", rest)
-        result = send(small, *words)
-        assert 1 == result.returncode
-        assert "max_vins" in result.stderr and "Traceback" not in result.stderr
-        assert vins == rest.read_text().split()
-        assert 0 == send(small, *words, "--batch", 10).returncode
-        result = send(small, "--vins", listed, "--request", "second", "--payload", payload, "--batch", 10)
-        assert 1 == result.returncode
-        assert "max_pending" in result.stderr and "30" in result.stderr
 
 
 # --- how far it is ------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from tests.support.flows import (
     SUBSCRIPTION_ID,
     USER_PROPERTY,
     acknowledge,
-    lasting,
     let_pass,
     numbered,
     payloads,
@@ -679,103 +678,6 @@ def test_killed_at_any_step_of_qos_2(home: Home) -> None:
     seen = payloads(drained(home.back("s")))
     assert numbered(number + 1) == [payload for payload in seen if payload[:1] != b"r"]
     assert [b"r" + payload for payload in numbered(number + 1)] == [payload for payload in seen if payload[:1] == b"r"]
-
-
-def test_killed_while_many_qos_2_messages_are_under_way(home: Home) -> None:
-    """A publisher that goes on as the specification says: all its messages arrive once, in order."""
-    home.start("[session]\nqueue = 10000\n")
-    home.absent("s", 5, ("t", 2))
-    home.lasting("p", 5)
-    chance = random.Random(4)
-    wanted = numbered(400)
-    steps = dict.fromkeys(range(len(wanted)), wire.PUBLISH)  # what to send next; what is done is taken out
-    begun: set[int] = set()
-    for _ in range(3):
-        publisher = home.back("p")
-        window = [number for number in steps if number < min(steps) + 80]
-        for number in window:
-            packet_id = number % 200 + 1
-            if steps[number] == wire.PUBLISH:
-                publisher.send(
-                    wire.publish_packet("t", wanted[number], qos=2, packet_id=packet_id, dup=number in begun)
-                )
-                begun.add(number)
-            else:
-                publisher.send(wire.ack_packet(wire.PUBREL, packet_id))
-        left = chance.randint(1, sum(2 if steps[number] == wire.PUBLISH else 1 for number in window))
-        while left:
-            left -= 1
-            take_step(publisher, publisher.recv(), steps)
-        home.node.kill()
-        while True:  # what had left the node before it died counts
-            try:
-                take_step(publisher, publisher.recv(), steps)
-            except wire.Closed:
-                break
-        home.kill()
-        home.start()
-    publisher = home.back("p")
-    for number in list(steps):
-        packet_id = number % 200 + 1
-        if steps[number] == wire.PUBLISH:
-            offer(publisher, "t", wanted[number], packet_id, dup=number in begun)
-        release(publisher, packet_id, PACKET_ID_NOT_FOUND)
-    assert wanted == payloads(drained(home.back("s")))
-
-
-def take_step(publisher: wire.Client, found: wire.Packet, steps: dict[int, int]) -> None:
-    """Answer a PUBREC with PUBREL; after a PUBCOMP the message is done."""
-    number = next(number for number in steps if number % 200 + 1 == found.packet_id)
-    if found.type == wire.PUBREC:
-        assert (found.reason or 0) < 0x80
-        steps[number] = wire.PUBREL
-        publisher.send(wire.ack_packet(wire.PUBREL, found.packet_id or 0))
-    else:
-        assert wire.PUBCOMP == found.type, f"unexpected {found.name}"
-        del steps[number]
-
-
-@embedded
-def test_a_crowd_with_one_name(home: Home) -> None:
-    """Connections of one client id at the same moment: each is answered or closed, one stays, the session is whole."""
-    home.start()
-    home.absent("s", 5, ("t", 1))
-    for _ in range(3):
-        crowd = [home.client() for _ in range(8)]
-        for client in crowd:
-            client.send(wire.connect_packet("s", **lasting(5)))
-        answered = [client for client in crowd if accepted(client)]  # of all of them: nobody comes in behind another
-        open_ones = [client for client in answered if stays(client)]
-        assert len(open_ones) == 1
-        home.connect("p").publish("t", b"x", 1)
-        assert b"x" == open_ones[0].receive().payload
-    home.connect("p").publish("t", b"last", 1)
-    home.crash()
-    assert [b"last"] == payloads(drained(home.back("s")))
-
-
-def accepted(client: wire.Client) -> bool:
-    """Whether a client that has sent CONNECT is let in, for however short a time."""
-    try:
-        answer = client.recv()
-    except wire.Closed:
-        return False
-    assert (wire.CONNACK, 0, True) == (answer.type, answer.reason, answer.session_present)
-    return True
-
-
-def stays(client: wire.Client) -> bool:
-    """Whether a client that was let in has not been taken over by another."""
-    client.send(wire.PINGREQ)
-    try:
-        answer = client.recv()
-    except wire.Closed:
-        return False
-    if answer.type == wire.DISCONNECT:
-        assert TAKEN_OVER == answer.reason
-        return False
-    assert wire.PINGRESP == answer.type
-    return True
 
 
 @embedded

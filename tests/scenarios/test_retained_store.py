@@ -147,35 +147,3 @@ def test_the_largest_message_is_back(home: Home) -> None:
     publisher.publish("too large", payload + b"x", 1, retain=True)
     home.crash()
     assert {"largest": payload} == retained(home, "#")
-
-
-def test_lower_bounds_keep_the_newest(home: Home) -> None:
-    """At the start the oldest are left out; they come back when the bounds are raised again."""
-    home.start()
-    publisher = home.connect("publisher")
-    for number in range(20):
-        publisher.publish(f"t/{number:02}", b"x", 1, retain=True)
-    home.stop()
-    home.start("[plugins.retained]\nmax_messages = 5\n")
-    assert [f"t/{number}" for number in range(15, 20)] == sorted(retained(home, "t/+"))
-    assert '"event":"retained_beyond_bounds"' in home.log
-    home.stop()
-    home.start("")
-    assert 20 == len(retained(home, "t/+"))
-
-
-def test_the_plugin_has_its_messages_when_it_is_loaded_again(home: Home) -> None:
-    """Unloaded and loaded in a running node, it knows what it knew, and goes on."""
-    home.start()
-    publisher = home.connect("publisher")
-    publisher.publish("a", b"1", 0, retain=True)
-    publisher.publish("b", b"1", 2, retain=True)
-    with home.node.web() as web:
-        assert 200 == web.delete("/plugins/retained").status_code
-        assert {} == retained(home, "#")
-        assert web.post("/plugins/retained", json={}).is_success
-    publisher = home.connect("another")  # the first was told that nothing is retained here
-    publisher.publish("b", b"2", 1, retain=True)
-    assert {"a": b"1", "b": b"2"} == retained(home, "#")
-    home.crash()
-    assert {"a": b"1", "b": b"2"} == retained(home, "#")

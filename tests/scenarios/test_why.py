@@ -125,18 +125,6 @@ def test_it_has_refused(web: httpx.Client, node: LocalNode, vin: str) -> None:
         assert "once" in answer["sentence"]
 
 
-def test_its_request_is_paused(web: httpx.Client, node: LocalNode, vin: str) -> None:
-    send(web, vin, "paused")
-    assert 200 == web.post("/fanout/requests/paused/pause").status_code
-    with wire.Client(node) as vehicle:
-        vehicle.connect(vin)
-        subscribed(vehicle, vin)
-        answer = until(web, vin, "paused")
-        assert "motorcade fanout resume paused" in answer["next"]
-        assert 200 == web.post("/fanout/requests/paused/resume").status_code
-        assert f"agent/{vin}/proxy/request/paused" == vehicle.expect(wire.PUBLISH).topic
-
-
 @pytest.mark.parametrize("waits_before", [False, True], ids=["comes later", "waits before"])
 def test_it_takes_no_more_at_a_time(web: httpx.Client, node: LocalNode, vin: str, waits_before: bool) -> None:
     """A message of another kind fills its window of one."""
