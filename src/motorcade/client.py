@@ -35,7 +35,7 @@ from websockets.uri import parse_uri
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.mqtt.codec import Decoder, Limits, encode
+from motorcade.mqtt.codec import DecodeLimits, Decoder, encode
 from motorcade.mqtt.packets import (
     V5,
     Auth,
@@ -127,7 +127,7 @@ class Client(asyncio.Protocol):
         self.connack: Connack | None = None
         self.received = 0  #: messages, duplicates of QoS 2 not counted
         self._loop = asyncio.get_running_loop()
-        self._decoder = Decoder(request.version, limits=Limits(max_user_properties=0))
+        self._decoder = Decoder(request.version, limits=DecodeLimits(max_user_properties=0))
         self._on_message = on_message
         self._on_auth = on_auth
         self._pipe = _WebSocket(web) if web is not None else None

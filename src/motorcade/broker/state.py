@@ -13,7 +13,7 @@ from motorcade.broker.stats import Stats
 from motorcade.broker.window import WindowContext
 from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
-from motorcade.mqtt.codec import Limits as CodecLimits
+from motorcade.mqtt.codec import DecodeLimits
 
 if TYPE_CHECKING:
     from motorcade.broker.session_store import SessionStore
@@ -50,7 +50,7 @@ class BrokerState:
         self.shared = WindowContext(session, hooks, self.stats)
         self.pubsub = PubSub(self.shared, limits.route_cache)
         self.registry = Registry(self.shared, self.pubsub)
-        self.codec_limits = CodecLimits(max_user_properties=limits.max_user_properties)
+        self.codec_limits = DecodeLimits(max_user_properties=limits.max_user_properties)
         self.connect_bucket = LeakyBucket(limits.connect_rate, limits.connect_burst, now)
         self.networks = Networks(limits.allow, limits.deny)
         self.flapping = Flapping(limits.flapping_count, limits.flapping_window, limits.flapping_ban)

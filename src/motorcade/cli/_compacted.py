@@ -29,7 +29,7 @@ _BACK = 4  # times as far back for the last messages, where too few of the numbe
 
 
 @dataclass(frozen=True)
-class Queue:
+class FoundQueue:
     """One of the three kinds, as it was found."""
 
     kind: str
@@ -55,13 +55,13 @@ def _place(kind: str) -> str:
     return "queues" if kind == DECLARED else f"compacted/{kind}"
 
 
-def find(control: _control.Control, name: str, wanted: str = "") -> Queue:
+def find(control: _control.ControlClient, name: str, wanted: str = "") -> FoundQueue:
     """The queue that a name means; if there is none, the node's words about each kind that was looked for."""
     missed: list[str] = []
     for kind in (wanted,) if wanted else KINDS:
         place = path(kind, name)
         try:
-            return Queue(kind, place, control.call("GET", place))
+            return FoundQueue(kind, place, control.call("GET", place))
         except _control.ControlError as error:
             if error.code != "NOT_FOUND":
                 raise
@@ -75,7 +75,9 @@ def title(kind: str, name: str) -> str:
     return titles[kind].format(name)
 
 
-def with_hint(control: _control.Control, error: _control.ControlError, kind: str, name: str) -> _control.ControlError:
+def with_hint(
+    control: _control.ControlClient, error: _control.ControlError, kind: str, name: str
+) -> _control.ControlError:
     """The same error; if there is a queue of that name, but of another kind, with the flag for it."""
     if error.code != "NOT_FOUND" or kind != DECLARED:
         return error
@@ -88,7 +90,7 @@ def with_hint(control: _control.Control, error: _control.ControlError, kind: str
     return error
 
 
-def every(control: _control.Control, kinds: Iterable[str], limit: int | None) -> list[dict[str, Any]]:
+def every(control: _control.ControlClient, kinds: Iterable[str], limit: int | None) -> list[dict[str, Any]]:
     """All queues of these kinds, or of those kinds that the node has if none is chosen; at most `limit`."""
     chosen = tuple(kinds)
     found: list[dict[str, Any]] = []
@@ -107,7 +109,7 @@ def every(control: _control.Control, kinds: Iterable[str], limit: int | None) ->
     return found
 
 
-def _list(control: _control.Control, kind: str, limit: int | None) -> list[dict[str, Any]]:
+def _list(control: _control.ControlClient, kind: str, limit: int | None) -> list[dict[str, Any]]:
     if kind == DECLARED:
         declared: list[dict[str, Any]] = control.call("GET", _place(kind))["data"]
         return declared[:limit]
@@ -138,7 +140,7 @@ def _cell(name: str, value: Any) -> object:
     return _output.when(value) if name in ("oldest", "acked_at") else value
 
 
-def last(control: _control.Control, queue: Queue, count: int) -> list[dict[str, Any]]:
+def last(control: _control.ControlClient, queue: FoundQueue, count: int) -> list[dict[str, Any]]:
     """The last messages, at least one, oldest first."""
     if queue.kind == DECLARED:  # nothing tells where its end is
         return list(deque(_declared.messages(control, queue.path, 0), count))
@@ -154,7 +156,9 @@ def last(control: _control.Control, queue: Queue, count: int) -> list[dict[str, 
     return found[-count:]
 
 
-def follow(control: _control.Control, queue: Queue, after: int, interval: float) -> Iterator[list[dict[str, Any]]]:
+def follow(
+    control: _control.ControlClient, queue: FoundQueue, after: int, interval: float
+) -> Iterator[list[dict[str, Any]]]:
     """What is there after a position, at each look; for ever."""
     while True:
         time.sleep(interval)

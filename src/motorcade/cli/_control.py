@@ -44,7 +44,7 @@ class UnreachableError(ControlError):
     """Nothing answers at that address."""
 
 
-class Control:
+class ControlClient:
     """The verbs of one node."""
 
     def __init__(self, address: str, token: str | None = None) -> None:

@@ -43,7 +43,7 @@ class Noun:
 
     def call(self, http: str, token: str | None, method: str, name: str, body: object = None) -> Any:
         """One request about one of them."""
-        return _control.Control(http, token).call(method, self.path(name), body)
+        return _control.ControlClient(http, token).call(method, self.path(name), body)
 
 
 def options(topics: list[str] | None, given: list[str] | None, **flags: object) -> dict[str, object]:
@@ -86,7 +86,7 @@ def add_list(app: typer.Typer, noun: Noun) -> None:
     def list_(
         http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False
     ) -> None:
-        found = _control.Control(http, token).call("GET", noun.plural)["data"]
+        found = _control.ControlClient(http, token).call("GET", noun.plural)["data"]
         print_list(noun, found, as_json)
 
 
@@ -155,7 +155,7 @@ def add_read(app: typer.Typer, noun: Noun) -> None:
         token: _control.Token = None,
         as_json: _control.AsJson = False,
     ) -> None:
-        print_messages(messages(_control.Control(http, token), noun.path(name), after, limit), as_json)
+        print_messages(messages(_control.ControlClient(http, token), noun.path(name), after, limit), as_json)
 
 
 def print_messages(found: Iterable[dict[str, Any]], as_json: bool) -> None:
@@ -175,7 +175,9 @@ def print_message(message: dict[str, Any]) -> None:
     _output.write_bytes(f"{message['position']} {message['topic']} ".encode() + payload + b"\n")
 
 
-def messages(control: _control.Control, path: str, after: int, limit: int | None = None) -> Iterator[dict[str, Any]]:
+def messages(
+    control: _control.ControlClient, path: str, after: int, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Page by page, as they are printed; at most `limit`."""
     cursor: str | None = str(after)
     left = sys.maxsize if limit is None else limit

@@ -51,7 +51,7 @@ class LoopError(MotorcadeError):
 
 
 @dataclass(frozen=True)
-class Place:
+class LoopSettings:
     """Where it happens."""
 
     port: int  #: of MQTT
@@ -67,25 +67,25 @@ def vehicles() -> list[str]:
     return [make_vin(FIRST + number) for number in range(AUDIENCE)]
 
 
-async def play(place: Place, say: Say) -> str:
+async def play(settings: LoopSettings, say: Say) -> str:
     """All of it; what came of it, in a line."""
     from motorcade.fleet import Fleet, FleetOptions
 
     vins = vehicles()
-    table = place.work / "fleet.parquet"
+    table = settings.work / "fleet.parquet"
     say(f"a table of {write_table(table)} rows; {AUDIENCE} vehicles are vans with old brakes")
     there, late = vins[: -LATE - AWAY], vins[-LATE - AWAY : -AWAY]
-    with _spark(place) as thread:
+    with _spark(settings) as thread:
         starting = thread.run(thread.start)  # while the vehicles connect
-        async with Fleet(FleetOptions(port=place.port, vins=tuple(there))) as fleet:
+        async with Fleet(FleetOptions(port=settings.port, vins=tuple(there))) as fleet:
             say(f"{len(there)} of them are there, {LATE} will come later, {AWAY} will not")
             await starting
-            counts = await _send(thread, place, table, say)
+            counts = await _send(thread, settings, table, say)
             await _answered(fleet.wait_until, lambda: fleet.figures().total.acked, len(there))
-            async with Fleet(FleetOptions(port=place.port, vins=tuple(late))) as others:
+            async with Fleet(FleetOptions(port=settings.port, vins=tuple(late))) as others:
                 await _answered(others.wait_until, lambda: others.figures().total.acked, LATE)
             say(f"{len(there) + LATE} vehicles have acknowledged it")
-            await thread.run(_judge, thread.spark, place, say)
+            await thread.run(_judge, thread.spark, settings, say)
     return f"{counts.vehicles} vehicles by SQL, {AUDIENCE - AWAY} acked, {AWAY} pending, none lost: audit clean"
 
 
@@ -142,21 +142,21 @@ class _Thread:
 
 
 @contextmanager
-def _spark(place: Place) -> Iterator[_Thread]:
+def _spark(settings: LoopSettings) -> Iterator[_Thread]:
     """A thread for Spark, which is ended in any case."""
-    thread = _Thread(place.work / "spark.log")
+    thread = _Thread(settings.work / "spark.log")
     try:
         yield thread
     finally:
         thread.stop()
 
 
-async def _send(thread: _Thread, place: Place, table: Path, say: Say) -> AudienceCounts:
+async def _send(thread: _Thread, settings: LoopSettings, table: Path, say: Say) -> AudienceCounts:
     from motorcade.publisher.batches import Order
 
     say(f'$ motorcade pipeline run audience --table fleet=… --sql "{SQL}" --request {REQUEST} …')
     order = Order(REQUEST, PAYLOAD)
-    counts, accepted = await thread.run(_address, thread.spark, place, table, order)
+    counts, accepted = await thread.run(_address, thread.spark, settings, table, order)
     say(
         f"{counts.rows} rows: {counts.vehicles} vehicles, {counts.duplicates} named twice, {counts.invalid_rows} no "
         f"VIN; {counts.batches} batches sent and acknowledged"
@@ -168,23 +168,23 @@ async def _send(thread: _Thread, place: Place, table: Path, say: Say) -> Audienc
     return counts
 
 
-def _address(spark: SparkSession, place: Place, table: Path, order: Order) -> tuple[AudienceCounts, int]:
+def _address(spark: SparkSession, settings: LoopSettings, table: Path, order: Order) -> tuple[AudienceCounts, int]:
     from motorcade.pipelines import audience, runner
     from motorcade.pipelines.tables import QueryTable
 
     fleet = QueryTable("fleet", str(table), "parquet")
-    with runner.RunDir(place.work / "audience", "audience", {"request": REQUEST, "sql": SQL}) as folder:
+    with runner.RunDir(settings.work / "audience", "audience", {"request": REQUEST, "sql": SQL}) as folder:
         counts = audience.plan(spark, folder, order, [fleet], SQL)
-        broker = {"fanout": f"mqtt://127.0.0.1:{place.port}", "request": REQUEST}
+        broker = {"fanout": f"mqtt://127.0.0.1:{settings.port}", "request": REQUEST}
         runner.follow(audience.sending(spark, folder, broker), folder, runner.Trigger())
         return counts, audience.progress(folder, counts)["accepted"]
 
 
-def _judge(spark: SparkSession, place: Place, say: Say) -> None:
+def _judge(spark: SparkSession, settings: LoopSettings, say: Say) -> None:
     from motorcade.pipelines import audit
 
-    store = f"rocksdb://{place.data / 'store'}"
-    _tell(_report(spark, store), place, say)
+    store = f"rocksdb://{settings.data / 'store'}"
+    _tell(_report(spark, store), settings, say)
     say("$ motorcade pipeline run audit")
     verdict = audit.run(spark, store)
     for line in verdict.lines():
@@ -201,12 +201,12 @@ def _report(spark: SparkSession, store: str) -> dict[str, Any]:
     return report.collect(receipts(stream.schema(COLUMNS).load(), request=REQUEST))
 
 
-def _tell(data: dict[str, Any], place: Place, say: Say) -> None:
+def _tell(data: dict[str, Any], settings: LoopSettings, say: Say) -> None:
     from motorcade.pipelines import report
 
-    page, picture = place.report / "report.html", place.report / "report.png"
+    page, picture = settings.report / "report.html", settings.report / "report.png"
     say(f"$ motorcade fanout report {REQUEST} --html {page} --png {picture}")
-    place.report.mkdir(parents=True, exist_ok=True)
+    settings.report.mkdir(parents=True, exist_ok=True)
     page.write_text(report.html(data))
     picture.write_bytes(report.png(data["requests"][0]))
     for line in report.text(data).splitlines():

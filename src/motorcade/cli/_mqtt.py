@@ -41,7 +41,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Over TLS without che
 
 
 @dataclass(frozen=True)
-class Broker:
+class ConnectOptions:
     """How to reach a broker and as whom."""
 
     host: str

@@ -23,7 +23,7 @@ def list_(
     as_json: _control.AsJson = False,
 ) -> None:
     """All clients with a session, connected or away."""
-    clients = list(_control.Control(http, token).pages("clients", limit))
+    clients = list(_control.ControlClient(http, token).pages("clients", limit))
     if as_json:
         _output.print_json(clients)
     elif clients:
@@ -40,7 +40,7 @@ def show(
     as_json: _control.AsJson = False,
 ) -> None:
     """Everything the node knows about one client."""
-    answer = _control.Control(http, token).call("GET", f"clients/{_control.name(client_id)}")
+    answer = _control.ControlClient(http, token).call("GET", f"clients/{_control.name(client_id)}")
     if as_json:
         _output.print_json(answer)
     else:
@@ -68,7 +68,7 @@ def kick(
     as_json: _control.AsJson = False,
 ) -> None:
     """Send a client away (it may come back); if it is away already, end its session."""
-    answer = _control.Control(http, token).call("DELETE", f"clients/{_control.name(client_id)}")
+    answer = _control.ControlClient(http, token).call("DELETE", f"clients/{_control.name(client_id)}")
     if as_json:
         _output.print_json(answer)
     else:

@@ -81,7 +81,7 @@ def _entries(
         return list(loaded.entries()), would
     address = http or next((f"{a.host}:{a.port}" for a in configuration.addresses(loaded.config.http.bind)), "")
     if address:
-        control = _control.Control(address, token or loaded.config.http.token)
+        control = _control.ControlClient(address, token or loaded.config.http.token)
         try:
             name, answer = control.call("GET", "node")["node"], control.call("GET", "config")
         except _control.UnreachableError:
@@ -99,7 +99,7 @@ def reload(
     http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False
 ) -> None:
     """Let a running node read its file again, as SIGHUP does. A wrong file is refused and the old values stay."""
-    answer = _control.Control(http, token).call("POST", "config/reload")
+    answer = _control.ControlClient(http, token).call("POST", "config/reload")
     if as_json:
         _output.print_json(answer)
         return

@@ -45,7 +45,7 @@ class SceneError(MotorcadeError):
 
 
 @dataclass
-class Stage:
+class DemoRun:
     """Where the demonstration happens, and what has happened so far."""
 
     port: int
@@ -55,7 +55,7 @@ class Stage:
     output: list[str] = field(default_factory=list)  #: of the node
     messages: int = 0
     scenes: list[tuple[str, str]] = field(default_factory=list)  #: title, outcome
-    node: Node | None = None
+    node: DemoNode | None = None
     report: Path | None = None  #: folder for the page and the picture of the last scene; None: they go with the rest
 
     @contextlib.asynccontextmanager
@@ -104,47 +104,47 @@ def demo(
 ) -> None:
     """Start a node, let real clients exchange messages, show what happens, clean up."""
     with tempfile.TemporaryDirectory(prefix="motorcade-demo-") as folder:
-        stage = Stage(_free_port(), _free_port(), _free_port(), Path(folder), report=report)
+        run = DemoRun(_free_port(), _free_port(), _free_port(), Path(folder), report=report)
         try:
-            asyncio.run(_play(stage, _scenes(spark=spark)))
+            asyncio.run(_play(run, _scenes(spark=spark)))
         except BrokenPipeError:
             raise  # whoever watched has left
         except (MotorcadeError, OSError) as error:
-            typer.echo("\n".join(stage.output[-20:]), err=True)
-            where = f"scene {len(stage.scenes) + 1}" if stage.output else "start"
+            typer.echo("\n".join(run.output[-20:]), err=True)
+            where = f"scene {len(run.scenes) + 1}" if run.output else "start"
             raise SceneError(f"the demonstration stopped ({where}): {error}") from error
         if keep_log:
-            typer.echo("\n".join(stage.output))
-    _report(stage)
+            typer.echo("\n".join(run.output))
+    _report(run)
 
 
-def _report(stage: Stage) -> None:
+def _report(run: DemoRun) -> None:
     typer.echo()
-    for title, outcome in stage.scenes:
+    for title, outcome in run.scenes:
         typer.echo(f"  {typer.style('✓', fg='green')} {title:<46} {outcome}")
     typer.echo(
-        f"\n{len(stage.scenes)} scenes, {stage.messages} messages delivered and checked; the node has stopped cleanly."
+        f"\n{len(run.scenes)} scenes, {run.messages} messages delivered and checked; the node has stopped cleanly."
     )
-    if stage.report is not None and stage.report.is_dir():
-        typer.echo(f"The report of the last scene: {stage.report / 'report.html'}")
-    if not any(title == _LOOP for title, _ in stage.scenes):
+    if run.report is not None and run.report.is_dir():
+        typer.echo(f"The report of the last scene: {run.report / 'report.html'}")
+    if not any(title == _LOOP for title, _ in run.scenes):
         typer.echo("Left out: the whole loop on Spark (`pip install 'motorcade[spark]'` brings what it needs).")
     typer.echo(
         "Next: `motorcade serve` in one terminal, `motorcade sub -t '#' -v` in another, `motorcade pub -t a -m b`."
     )
 
 
-Scene = Callable[[Stage], Awaitable[str]]
+Scene = Callable[[DemoRun], Awaitable[str]]
 
 
-async def _play(stage: Stage, scenes: list[tuple[str, Scene]]) -> None:
+async def _play(run: DemoRun, scenes: list[tuple[str, Scene]]) -> None:
     typer.echo("Starting a node …")
-    node = stage.node = Node(stage)
+    node = run.node = DemoNode(run)
     try:
         await node.start()
         for number, (title, scene) in enumerate(scenes, 1):
             typer.echo(f"\n  {number}. {typer.style(title, bold=True)}")
-            stage.scenes.append((title, await scene(stage)))
+            run.scenes.append((title, await scene(run)))
         typer.echo("\nStopping the node …")
         await node.stop()
     finally:
@@ -175,154 +175,154 @@ def _scenes(*, spark: bool) -> list[tuple[str, Scene]]:
 # --- scenes -----------------------------------------------------------------------------------------------------------
 
 
-async def _telemetry(stage: Stage) -> str:
-    async with stage.client("dashboard") as dashboard, stage.client("car-1") as car:
+async def _telemetry(run: DemoRun) -> str:
+    async with run.client("dashboard") as dashboard, run.client("car-1") as car:
         await dashboard.subscribe(("vehicles/+/speed", 2))
         for qos, speed in enumerate(("48", "50", "53")):
-            stage.sends("car-1", "vehicles/car-1/speed", speed, f"QoS {qos}")
+            run.sends("car-1", "vehicles/car-1/speed", speed, f"QoS {qos}")
             await car.publish("vehicles/car-1/speed", speed.encode(), qos)
-            await stage.takes("dashboard", dashboard, speed)
+            await run.takes("dashboard", dashboard, speed)
     return "3 messages, each once and in order"
 
 
-async def _retained(stage: Stage) -> str:
+async def _retained(run: DemoRun) -> str:
     topic = "vehicles/car-1/position"
-    async with stage.client("car-1") as car:
-        stage.sends("car-1", topic, "52.52,13.40", "QoS 1, retain")
+    async with run.client("car-1") as car:
+        run.sends("car-1", topic, "52.52,13.40", "QoS 1, retain")
         await car.publish(topic, b"52.52,13.40", 1, retain=True)
-        async with stage.client("latecomer") as latecomer:
-            stage.say("   latecomer connects only now and subscribes")
+        async with run.client("latecomer") as latecomer:
+            run.say("   latecomer connects only now and subscribes")
             await latecomer.subscribe((topic, 1))
-            await stage.takes("latecomer", latecomer, "52.52,13.40")
+            await run.takes("latecomer", latecomer, "52.52,13.40")
         await car.publish(topic, b"", 1, retain=True)
     return "the last value was there"
 
 
-async def _will(stage: Stage) -> str:
+async def _will(run: DemoRun) -> str:
     from motorcade.client import Client, Will
 
-    async with stage.client("dashboard") as dashboard:
+    async with run.client("dashboard") as dashboard:
         await dashboard.subscribe(("vehicles/+/state", 1))
         will = Will("vehicles/car-2/state", b"lost", 1)
-        car = await Client.connect(port=stage.port, client_id="car-2", will=will)
-        stage.say("       car-2 drives into a tunnel (connection cut, no goodbye)")
+        car = await Client.connect(port=run.port, client_id="car-2", will=will)
+        run.say("       car-2 drives into a tunnel (connection cut, no goodbye)")
         car.abort()
-        await stage.takes("dashboard", dashboard, "lost")
+        await run.takes("dashboard", dashboard, "lost")
     return "the node spoke for the vehicle"
 
 
-async def _shared(stage: Stage) -> str:
+async def _shared(run: DemoRun) -> str:
     taken: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     def worker(name: str) -> contextlib.AbstractAsyncContextManager[Client]:
-        return stage.client(name, on_message=lambda message: taken.put_nowait((name, message.payload.decode())))
+        return run.client(name, on_message=lambda message: taken.put_nowait((name, message.payload.decode())))
 
-    async with worker("worker-a") as a, worker("worker-b") as b, stage.client("car-3") as car:
+    async with worker("worker-a") as a, worker("worker-b") as b, run.client("car-3") as car:
         for member in (a, b):
             await member.subscribe(("$share/workers/jobs/#", 1))
         wanted = [f"trip {number}" for number in range(4)]
         done: list[str] = []
         for trip in wanted:
-            stage.sends("car-3", "jobs/trip", trip, "QoS 1")
+            run.sends("car-3", "jobs/trip", trip, "QoS 1")
             await car.publish("jobs/trip", trip.encode(), 1)
             try:
                 async with asyncio.timeout(_PATIENCE):
                     name, payload = await taken.get()
             except TimeoutError:
                 raise SceneError(f"no worker got {trip!r} within {_PATIENCE:g} s") from None
-            stage.say(f"{name:>12} ◀── jobs/trip  {payload!r}")
-            stage.messages += 1
+            run.say(f"{name:>12} ◀── jobs/trip  {payload!r}")
+            run.messages += 1
             done.append(payload)
         if done != wanted or not taken.empty() or not (a.received and b.received):
             raise SceneError(f"the group got {done}: {a.received} and {b.received}")
     return f"{a.received} to one worker, {b.received} to the other, none twice"
 
 
-async def _offline(stage: Stage) -> str:
+async def _offline(run: DemoRun) -> str:
     from motorcade.mqtt.properties import Properties
 
     keep = Properties(session_expiry=60)
     topic = "vehicles/car-4/command"
-    async with stage.client("car-4", clean_start=True, properties=keep) as car:
+    async with run.client("car-4", clean_start=True, properties=keep) as car:
         await car.subscribe((topic, 1))
-    stage.say("       car-4 subscribed and went offline")
-    async with stage.client("fleet-desk") as desk:
+    run.say("       car-4 subscribed and went offline")
+    async with run.client("fleet-desk") as desk:
         for command in ("unlock", "update maps"):
-            stage.sends("fleet-desk", topic, command, "QoS 1")
+            run.sends("fleet-desk", topic, command, "QoS 1")
             await desk.publish(topic, command.encode(), 1)
-    async with stage.client("car-4", clean_start=False, properties=Properties(session_expiry=0)) as car:
-        stage.say(f"       car-4 is back (session present: {'yes' if car.session_present else 'no'})")
-        await stage.takes("car-4", car, "unlock")
-        await stage.takes("car-4", car, "update maps")
+    async with run.client("car-4", clean_start=False, properties=Properties(session_expiry=0)) as car:
+        run.say(f"       car-4 is back (session present: {'yes' if car.session_present else 'no'})")
+        await run.takes("car-4", car, "unlock")
+        await run.takes("car-4", car, "update maps")
     return "2 messages kept and delivered in order"
 
 
-async def _killed(stage: Stage) -> str:
+async def _killed(run: DemoRun) -> str:
     from motorcade.mqtt.properties import Properties
 
     keep = Properties(session_expiry=60)
     topic = "vehicles/car-6/command"
-    async with stage.client("car-6", clean_start=True, properties=keep) as car:
+    async with run.client("car-6", clean_start=True, properties=keep) as car:
         await car.subscribe((topic, 2))
     commands = ("lock", "route 7", "report")
-    async with stage.client("fleet-desk") as desk:
+    async with run.client("fleet-desk") as desk:
         for qos, command in zip((1, 2, 1), commands, strict=True):
-            stage.sends("fleet-desk", topic, command, f"QoS {qos}, acknowledged")
+            run.sends("fleet-desk", topic, command, f"QoS {qos}, acknowledged")
             await desk.publish(topic, command.encode(), qos)
-    assert stage.node is not None  # noqa: S101 - it has served the scenes before
-    await stage.node.kill()
-    stage.say("       kill -9, and a new start:")
-    await stage.node.start()
-    async with stage.client("car-6", clean_start=False, properties=Properties(session_expiry=0)) as car:
-        stage.say(f"       car-6 is back (session present: {'yes' if car.session_present else 'no'})")
+    assert run.node is not None  # noqa: S101 - it has served the scenes before
+    await run.node.kill()
+    run.say("       kill -9, and a new start:")
+    await run.node.start()
+    async with run.client("car-6", clean_start=False, properties=Properties(session_expiry=0)) as car:
+        run.say(f"       car-6 is back (session present: {'yes' if car.session_present else 'no'})")
         for command in commands:
-            await stage.takes("car-6", car, command)
+            await run.takes("car-6", car, command)
     return f"{len(commands)} acknowledged messages survived"
 
 
-async def _sources(stage: Stage) -> str:
-    async with stage.client("car-7") as car:
+async def _sources(run: DemoRun) -> str:
+    async with run.client("car-7") as car:
         for number in range(1, 4):
-            stage.sends("car-7", "trips/7", f"trip {number}", "QoS 1, nobody listens")
+            run.sends("car-7", "trips/7", f"trip {number}", "QoS 1, no subscriber")
             await car.publish("trips/7", b"trip %d" % number, 1)
-    async with stage.client("worker-c") as worker:
+    async with run.client("worker-c") as worker:
         await worker.subscribe(("$queue/trips", 1))
         for number in range(1, 4):
-            await stage.takes("worker-c", worker, f"trip {number}")
-    async with stage.client("analyst") as analyst:
+            await run.takes("worker-c", worker, f"trip {number}")
+    async with run.client("analyst") as analyst:
         await analyst.subscribe(("$stream/trips/2", 1))
-        stage.say("     analyst reads from the second on:")
+        run.say("     analyst reads from the second on:")
         for number in range(2, 4):
-            await stage.takes("analyst", analyst, f"trip {number}")
+            await run.takes("analyst", analyst, f"trip {number}")
     return "each trip worked on once, and still there to be read"
 
 
-async def _compacted(stage: Stage) -> str:
+async def _compacted(run: DemoRun) -> str:
     async def append(desk: Client, *values: tuple[str, str]) -> None:
         for key, value in values:
-            stage.sends("fleet-desk", f"$ECQ/w/car-8/{key}", value, "QoS 1")
+            run.sends("fleet-desk", f"$ECQ/w/car-8/{key}", value, "QoS 1")
             await desk.publish(f"$ECQ/w/car-8/{key}", value.encode(), 1)
 
-    async with stage.client("fleet-desk") as desk:
+    async with run.client("fleet-desk") as desk:
         await append(desk, ("door", "open"), ("fuel", "31 %"), ("door", "shut"))
-        async with stage.client("car-8") as car:
-            stage.say("       car-8 wakes up: of each key the last value")
+        async with run.client("car-8") as car:
+            run.say("       car-8 wakes up: of each key the last value")
             await car.subscribe(("$ECQ/car-8/#", 1))
-            await stage.takes("car-8", car, "31 %")
-            await stage.takes("car-8", car, "shut")
+            await run.takes("car-8", car, "31 %")
+            await run.takes("car-8", car, "shut")
         await append(desk, ("lights", "on"))
-        async with stage.client("car-8") as car:
-            stage.say("       car-8 comes again, and gets what it has not had")
+        async with run.client("car-8") as car:
+            run.say("       car-8 comes again, and gets what it has not had")
             await car.subscribe(("$ECQ/car-8/#", 1))
-            await stage.takes("car-8", car, "on")
-            stage.sends("car-8", "$ECQ/rewind/car-8", "1", "everything once more")
+            await run.takes("car-8", car, "on")
+            run.sends("car-8", "$ECQ/rewind/car-8", "1", "everything once more")
             await car.publish("$ECQ/rewind/car-8", b"1", 1)
             for value in ("31 %", "shut", "on"):
-                await stage.takes("car-8", car, value)
+                await run.takes("car-8", car, value)
     return "4 messages, 3 values, each once until asked for again"
 
 
-async def _fanout(stage: Stage) -> str:
+async def _fanout(run: DemoRun) -> str:
     from motorcade.core.receipt import State, decode
     from motorcade.core.vin import make_vin
     from motorcade.mqtt.properties import Properties
@@ -331,24 +331,24 @@ async def _fanout(stage: Stage) -> str:
     told: list[Properties] = []
     ended: list[State] = []
     async with contextlib.AsyncExitStack() as scene:
-        desk = await scene.enter_async_context(stage.client("fleet-desk"))
+        desk = await scene.enter_async_context(run.client("fleet-desk"))
         await desk.subscribe(("$SDV-FANOUT/receipt/#", 1))
-        awake = [await scene.enter_async_context(stage.client(vin)) for vin in vins[:2]]
+        awake = [await scene.enter_async_context(run.client(vin)) for vin in vins[:2]]
         for vin, car in zip(vins, awake, strict=False):
             await car.subscribe((f"agent/{vin}/proxy/request/+", 1))
         batch = json.dumps({"ids": vins, "request_id": "task_ota_1", "data": "update 4.2"})
-        stage.sends("fleet-desk", "$SDV-FANOUT", "update 4.2", f"for {len(vins)} vehicles, one of them away")
+        run.sends("fleet-desk", "$SDV-FANOUT", "update 4.2", f"for {len(vins)} vehicles, one of them away")
         sent = await desk.send("$SDV-FANOUT", batch.encode(), 1, told=told.append)
         if sent is not None:
             await sent
         accepted = dict(told[0].user_properties).get("accepted") if told else None
-        stage.say(f"  fleet-desk is told: {accepted} accepted")
+        run.say(f"  fleet-desk is told: {accepted} accepted")
         for vin, car in zip(vins, awake, strict=False):
-            await stage.takes(vin[-6:], car, "update 4.2")
-        late = await scene.enter_async_context(stage.client(vins[2]))
-        stage.say(f"      {vins[2][-6:]} wakes up")
+            await run.takes(vin[-6:], car, "update 4.2")
+        late = await scene.enter_async_context(run.client(vins[2]))
+        run.say(f"      {vins[2][-6:]} wakes up")
         await late.subscribe((f"agent/{vins[2]}/proxy/request/+", 1))
-        await stage.takes(vins[2][-6:], late, "update 4.2")
+        await run.takes(vins[2][-6:], late, "update 4.2")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 while ended.count(State.ACKED) < len(vins):
@@ -359,44 +359,44 @@ async def _fanout(stage: Stage) -> str:
     return f"{len(vins)} vehicles have it, {len(ended)} receipts say so"
 
 
-async def _web(stage: Stage) -> str:
+async def _web(run: DemoRun) -> str:
     from motorcade.client import Client
 
-    browser = await Client.connect(port=stage.ws_port, client_id="browser", ws_path="/mqtt")
+    browser = await Client.connect(port=run.ws_port, client_id="browser", ws_path="/mqtt")
     try:
         await browser.subscribe(("vehicles/#", 1))
-        async with stage.client("old-car", version=4) as car:
-            stage.sends("old-car", "vehicles/old-car/fuel", "31 %", "QoS 1, MQTT 3.1.1")
+        async with run.client("old-car", version=4) as car:
+            run.sends("old-car", "vehicles/old-car/fuel", "31 %", "QoS 1, MQTT 3.1.1")
             await car.publish("vehicles/old-car/fuel", b"31 %", 1)
-            await stage.takes("browser", browser, "31 %")
+            await run.takes("browser", browser, "31 %")
     finally:
         await browser.disconnect()
     return "two protocols, one message"
 
 
-async def _denied(stage: Stage) -> str:
+async def _denied(run: DemoRun) -> str:
     from motorcade.client import Client, RefusedError
 
-    async with stage.client("car-5", username="vehicle", password=b"demo") as car:
+    async with run.client("car-5", username="vehicle", password=b"demo") as car:
         await car.publish("vehicles/car-5/state", b"parked", 1)
-        stage.sends("car-5", "vehicles/car-5/state", "parked", "accepted")
+        run.sends("car-5", "vehicles/car-5/state", "parked", "accepted")
         try:
             await car.publish("workshop/recall", b"everybody!", 1)
         except RefusedError as error:
-            stage.sends("car-5", "workshop/recall", "everybody!", "refused")
-            stage.say(f"              {error}")
+            run.sends("car-5", "workshop/recall", "everybody!", "refused")
+            run.say(f"              {error}")
         else:
             raise SceneError("a forbidden message was accepted")
     try:
-        await Client.connect(port=stage.port, client_id="stranger", username="vehicle", password=b"guess")
+        await Client.connect(port=run.port, client_id="stranger", username="vehicle", password=b"guess")
     except RefusedError as error:
-        stage.say(f"    stranger with a wrong password: {error}")
+        run.say(f"    stranger with a wrong password: {error}")
     else:
         raise SceneError("a wrong password was accepted")
     return "1 message and 1 log-in refused"
 
 
-async def _paho(stage: Stage) -> str:
+async def _paho(run: DemoRun) -> str:
     import threading
 
     from paho.mqtt import client as paho
@@ -417,21 +417,21 @@ async def _paho(stage: Stage) -> str:
 
     other = paho.Client(CallbackAPIVersion.VERSION2, client_id="paho", protocol=paho.MQTTv5)
     other.on_connect, other.on_subscribe, other.on_message = connected, heard, received
-    other.connect("127.0.0.1", stage.port)
+    other.connect("127.0.0.1", run.port)
     thread = threading.Thread(target=other.loop_forever, name="paho", daemon=True)
     thread.start()
     try:
-        async with asyncio.timeout(_PATIENCE), stage.client("fleet-desk") as desk:
+        async with asyncio.timeout(_PATIENCE), run.client("fleet-desk") as desk:
             await subscribed.wait()
             await desk.subscribe(("vehicles/paho/answer", 2))
-            stage.sends("fleet-desk", "vehicles/paho/ask", "ready?", "QoS 2")
+            run.sends("fleet-desk", "vehicles/paho/ask", "ready?", "QoS 2")
             await desk.publish("vehicles/paho/ask", b"ready?", 2)
             question = await got.get()
-            stage.say(f"{'paho':>12} ◀── vehicles/paho/ask  {question!r}")
-            stage.messages += 1
-            stage.sends("paho", "vehicles/paho/answer", "yes", "QoS 2")
+            run.say(f"{'paho':>12} ◀── vehicles/paho/ask  {question!r}")
+            run.messages += 1
+            run.sends("paho", "vehicles/paho/answer", "yes", "QoS 2")
             other.publish("vehicles/paho/answer", b"yes", qos=2)
-            await stage.takes("fleet-desk", desk, "yes")
+            await run.takes("fleet-desk", desk, "yes")
     except TimeoutError:
         raise SceneError("paho-mqtt and the node did not understand each other") from None
     finally:
@@ -440,44 +440,44 @@ async def _paho(stage: Stage) -> str:
     return f"question and answer, version {importlib.import_module('paho.mqtt').__version__}"
 
 
-async def _loop(stage: Stage) -> str:
+async def _loop(run: DemoRun) -> str:
     from motorcade.cli import _demo_loop
 
-    place = _demo_loop.Place(stage.port, stage.folder / "data", stage.folder, stage.report or stage.folder)
-    outcome = await _demo_loop.play(place, stage.say)
-    stage.messages += _demo_loop.AUDIENCE - _demo_loop.AWAY
+    settings = _demo_loop.LoopSettings(run.port, run.folder / "data", run.folder, run.report or run.folder)
+    outcome = await _demo_loop.play(settings, run.say)
+    run.messages += _demo_loop.AUDIENCE - _demo_loop.AWAY
     return outcome
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
 
 
-class Node:
+class DemoNode:
     """A node as a process; it must become ready, and exit with 0 when it is asked to stop."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, run: DemoRun) -> None:
+        self._run = run
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._configuration = _write_configuration(stage.folder)
+        self._configuration = _write_configuration(run.folder)
 
     async def start(self) -> None:
-        stage = self._stage
+        run = self._run
         process = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "motorcade", "serve", "--config", str(self._configuration)),
-            *("--mqtt", f"127.0.0.1:{stage.port}", "--ws", f"127.0.0.1:{stage.ws_port}"),
-            *("--http", f"127.0.0.1:{stage.http_port}", "--data", str(stage.folder / "data")),
+            *("--mqtt", f"127.0.0.1:{run.port}", "--ws", f"127.0.0.1:{run.ws_port}"),
+            *("--http", f"127.0.0.1:{run.http_port}", "--data", str(run.folder / "data")),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
         ready = asyncio.Event()
-        before = len(stage.output)
-        self._reading = asyncio.create_task(_collect(process, stage.output, ready), name="node-output")
+        before = len(run.output)
+        self._reading = asyncio.create_task(_collect(process, run.output, ready), name="node-output")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 await ready.wait()
-        told = [line for line in stage.output[before:] if "ready" in line]
+        told = [line for line in run.output[before:] if "ready" in line]
         if process.returncode is not None or not told:
             raise SceneError("the node did not become ready; its last lines are above")
         typer.echo(f"  {told[-1]}")
@@ -534,7 +534,7 @@ def _write_configuration(folder: Path) -> Path:
 def _free_port() -> int:
     """A free port below those that outgoing connections get, so that none of them takes it meanwhile."""
     while True:
-        port = random.randrange(*_PORTS)  # noqa: S311 - a place, not a secret
+        port = random.randrange(*_PORTS)  # noqa: S311 - a settings, not a secret
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

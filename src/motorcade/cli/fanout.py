@@ -137,7 +137,9 @@ def send(
     if dry_run:
         _show_plan(job, listed.duplicates, as_json)
         return
-    broker = _mqtt.Broker(host, port, username, password, client_id, True, keep_alive, ws, cafile, cert, key, insecure)
+    broker = _mqtt.ConnectOptions(
+        host, port, username, password, client_id, True, keep_alive, ws, cafile, cert, key, insecure
+    )
     outcome = _batches.Outcome(batches=len(job.batches()))
     try:
         asyncio.run(_send(broker, job, outcome))
@@ -163,7 +165,7 @@ def _payload(place: str) -> bytes:
         raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint="--payload") from error
 
 
-async def _send(broker: _mqtt.Broker, job: Job, outcome: Outcome) -> None:
+async def _send(broker: _mqtt.ConnectOptions, job: Job, outcome: Outcome) -> None:
     from motorcade.cli import _batches
 
     client = await broker.connect()
@@ -277,7 +279,7 @@ def list_(
     as_json: _control.AsJson = False,
 ) -> None:
     """All requests the node knows, with the states their messages are in."""
-    found = list(_control.Control(http, token).pages("fanout/requests", limit))
+    found = list(_control.ControlClient(http, token).pages("fanout/requests", limit))
     if as_json:
         _output.print_json(found)
     elif found:
@@ -299,7 +301,7 @@ def status(
     as_json: _control.AsJson = False,
 ) -> None:
     """How far a request is: how many vehicles have got it, how many wait, how many never will."""
-    control = _control.Control(http, token)
+    control = _control.ControlClient(http, token)
     path = f"fanout/requests/{_control.name(request)}"
     view = control.call("GET", path)
     if watch:
@@ -363,7 +365,7 @@ def targets(
     if only_vins and as_json:
         raise typer.BadParameter("a list of VINs is not JSON; leave one of the two out", param_hint="--only-vins")
     path = f"fanout/requests/{_control.name(request)}/targets"
-    found = _targets(_control.Control(http, token), path, state, limit)
+    found = _targets(_control.ControlClient(http, token), path, state, limit)
     if as_json:
         _output.print_json(list(found))
         return
@@ -372,7 +374,9 @@ def targets(
         print(target["vin"] if only_vins else _target_line(target))
 
 
-def _targets(control: _control.Control, path: str, state: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
+def _targets(
+    control: _control.ControlClient, path: str, state: str | None, limit: int | None
+) -> Iterator[dict[str, Any]]:
     cursor: str | None = ""
     left = limit
     while cursor is not None and (left is None or left > 0):
@@ -475,7 +479,7 @@ def resume(
 
 
 def _decide(request: str, verb: str, http: str, token: str | None, as_json: bool) -> None:
-    view = _control.Control(http, token).call("POST", f"fanout/requests/{_control.name(request)}/{verb}")
+    view = _control.ControlClient(http, token).call("POST", f"fanout/requests/{_control.name(request)}/{verb}")
     if as_json:
         _output.print_json(view)
     else:
@@ -488,7 +492,7 @@ def _decide(request: str, verb: str, http: str, token: str | None, as_json: bool
 @app.command()
 def gc(http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False) -> None:
     """Remove now what has expired or was called off, and data that nothing needs; a node does so by itself too."""
-    control = _control.Control(http, token)
+    control = _control.ControlClient(http, token)
     work = control.call("POST", "fanout/gc")
     while work["state"] == "running":
         time.sleep(_POLL)
@@ -509,7 +513,7 @@ def why(
     as_json: _control.AsJson = False,
 ) -> None:
     """Why a vehicle has not got its message, and what happens next."""
-    view = _control.Control(http, token).call("GET", f"vehicles/{_control.name(vin)}/why")
+    view = _control.ControlClient(http, token).call("GET", f"vehicles/{_control.name(vin)}/why")
     if as_json:
         _output.print_json(view)
     else:

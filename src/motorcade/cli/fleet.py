@@ -102,7 +102,7 @@ def simulate(
     """
     from motorcade.fleet import FleetOptions
 
-    broker = _mqtt.Broker(host, port, None, None, None, five, 0, None, cafile, cert, key, insecure)
+    broker = _mqtt.ConnectOptions(host, port, None, None, None, five, 0, None, cafile, cert, key, insecure)
     tls = broker.tls()
     listed = _listed(vins, vehicles)
     options = FleetOptions(

@@ -18,7 +18,7 @@ def list_(
     http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False
 ) -> None:
     """Plugins of the node."""
-    plugins = _control.Control(http, token).call("GET", "plugins")["data"]
+    plugins = _control.ControlClient(http, token).call("GET", "plugins")["data"]
     if as_json:
         _output.print_json(plugins)
     elif plugins:
@@ -43,7 +43,7 @@ def load(
     body: dict[str, object] = {"config": _options.settings(options or [])}
     if path is not None:
         body["path"] = str(path.resolve())  # the node may run in another folder
-    answer = _control.Control(http, token).call("POST", f"plugins/{_control.name(name)}", body)
+    answer = _control.ControlClient(http, token).call("POST", f"plugins/{_control.name(name)}", body)
     if as_json:
         _output.print_json(answer)
     else:
@@ -55,7 +55,7 @@ def unload(
     name: Name, http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False
 ) -> None:
     """Unload a plugin while clients stay connected."""
-    answer = _control.Control(http, token).call("DELETE", f"plugins/{_control.name(name)}")
+    answer = _control.ControlClient(http, token).call("DELETE", f"plugins/{_control.name(name)}")
     if as_json:
         _output.print_json(answer)
     else:

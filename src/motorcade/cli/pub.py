@@ -65,7 +65,9 @@ def pub(
         raise typer.BadParameter(f"{topic!r}: {error}", param_hint="-t") from error
     payload = b"" if lines or null else _payload(message, file)
     will = Will(will_topic, will_payload.encode(), will_qos, will_retain) if will_topic is not None else None
-    broker = _mqtt.Broker(host, port, username, password, client_id, five, keep_alive, ws, cafile, cert, key, insecure)
+    broker = _mqtt.ConnectOptions(
+        host, port, username, password, client_id, five, keep_alive, ws, cafile, cert, key, insecure
+    )
     told = _mqtt.message_properties(properties or [], user_properties or [], five=five)
 
     async def payloads() -> AsyncIterator[bytes]:
@@ -94,7 +96,7 @@ def _payload(message: str | None, file: Path | None) -> bytes:
 
 
 async def _publish(
-    broker: _mqtt.Broker,
+    broker: _mqtt.ConnectOptions,
     will: Will | None,
     payloads: AsyncIterator[bytes],
     topic: str,

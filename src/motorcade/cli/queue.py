@@ -85,7 +85,7 @@ def list_(
 ) -> None:
     """All queues of the node: declared by its configuration or by commands, and compacted ones. Flags choose kinds."""
     flags = zip(_compacted.KINDS, (declared, exclusive, shared), strict=True)
-    found = _compacted.every(_control.Control(http, token), (kind for kind, wanted in flags if wanted), limit)
+    found = _compacted.every(_control.ControlClient(http, token), (kind for kind, wanted in flags if wanted), limit)
     _declared.print_list(QUEUE, found, as_json)
 
 
@@ -102,7 +102,7 @@ def show(
 
     NAME is that of a declared queue, else a client id that has a compacted queue, else that of a shared one.
     """
-    queue = _compacted.find(_control.Control(http, token), name, _compacted.kind(exclusive, shared))
+    queue = _compacted.find(_control.ControlClient(http, token), name, _compacted.kind(exclusive, shared))
     if as_json:
         _output.print_json(queue.view)
     elif queue.kind == _compacted.DECLARED:
@@ -123,7 +123,7 @@ def read(
     as_json: _control.AsJson = False,
 ) -> None:
     """Look at the messages of a queue, oldest first. Looking takes nothing out. NAME as for `show`."""
-    control = _control.Control(http, token)
+    control = _control.ControlClient(http, token)
     queue = _compacted.find(control, name, _compacted.kind(exclusive, shared))
     _declared.print_messages(_declared.messages(control, queue.path, after, limit), as_json)
 
@@ -144,7 +144,7 @@ def tail(
 
     --follow does not see what is consumed or superseded between two looks; with --json it prints a line per message.
     """
-    control = _control.Control(http, token)
+    control = _control.ControlClient(http, token)
     queue = _compacted.find(control, name, _compacted.kind(exclusive, shared))
     if follow and queue.view.get("priorities", 1) > 1:
         raise typer.BadParameter(
@@ -196,7 +196,7 @@ def rewind(
     kind = _compacted.kind(exclusive, shared) or _compacted.EXCLUSIVE
     body = _compacted.rewind_body(kind, to, since, consumer)
     place = f"{_compacted.path(kind, name)}/rewind"
-    told = _control.Control(http, token).call("POST", place, {**body, "preview": preview})
+    told = _control.ControlClient(http, token).call("POST", place, {**body, "preview": preview})
     if as_json:
         _output.print_json(told)
     else:
@@ -217,7 +217,7 @@ def delete(
     kind = _compacted.kind(exclusive, shared) or _compacted.DECLARED
     place = _compacted.path(kind, name)
     _declared.ask(f"Delete {_compacted.title(kind, name)} {QUEUE.lost}?", yes)
-    control = _control.Control(http, token)
+    control = _control.ControlClient(http, token)
     try:
         answer = control.call("DELETE", place)
     except _control.ControlError as error:

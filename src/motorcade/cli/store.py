@@ -261,7 +261,7 @@ def _where(
 
 def _store_of_node(http: str, token: str | None) -> tuple[str, str] | None:
     """URL of the store of the node that runs at an address, and how it is known; None: no node answers there."""
-    control = _control.Control(http, token)
+    control = _control.ControlClient(http, token)
     try:
         name, view = control.call("GET", "node")["node"], control.call("GET", "store")
     except _control.UnreachableError:
@@ -309,9 +309,9 @@ def _quiet(where: Where) -> Iterator[Path]:
         yield path
 
 
-def _node_of(where: Where, path: Path) -> _control.Control:
+def _node_of(where: Where, path: Path) -> _control.ControlClient:
     """The node that has the store open."""
-    control = _control.Control(where.http, where.token)
+    control = _control.ControlClient(where.http, where.token)
     try:
         found = control.call("GET", "store")
     except _control.ControlError as error:
@@ -324,7 +324,7 @@ def _node_of(where: Where, path: Path) -> _control.Control:
     return control
 
 
-def _let_copy(control: _control.Control, to: Path) -> int:
+def _let_copy(control: _control.ControlClient, to: Path) -> int:
     """Let a node copy its store; how many octets."""
     control.call("POST", "store/backup", {"to": str(to)})
     with _progress() as show:

@@ -83,7 +83,9 @@ def sub(
     def wanted(message: Publish) -> bool:
         return not (message.retain if no_retained else retained_only and not message.retain)
 
-    broker = _mqtt.Broker(host, port, username, password, client_id, five, keep_alive, ws, cafile, cert, key, insecure)
+    broker = _mqtt.ConnectOptions(
+        host, port, username, password, client_id, five, keep_alive, ws, cafile, cert, key, insecure
+    )
     options = [Subscription(topic, qos, no_local=no_local and five) for topic in topics]
     expiry = session_expiry if keep_session and five else None
     properties = _mqtt.message_properties([], user_properties or [], five=five)
@@ -94,7 +96,7 @@ def sub(
 
 
 async def _run(
-    broker: _mqtt.Broker,
+    broker: _mqtt.ConnectOptions,
     keep_session: bool,
     expiry: int | None,
     options: list[Subscription],

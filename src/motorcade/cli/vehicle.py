@@ -28,7 +28,7 @@ def show(
     as_json: _control.AsJson = False,
 ) -> None:
     """What waits for a vehicle, what is in flight, what became of the last ones, and why it has not got the next."""
-    view = _control.Control(http, token).call("GET", f"vehicles/{_control.name(vin)}")
+    view = _control.ControlClient(http, token).call("GET", f"vehicles/{_control.name(vin)}")
     if as_json:
         _output.print_json(view)
     else:

@@ -79,7 +79,7 @@ class InflightSend(NamedTuple):
     size_bytes: int
 
 
-class LinkOwner(Protocol):
+class WorkerLinkOwner(Protocol):
     """What a link tells its leader."""
 
     def answered(self, link: WorkerLink, answers: Answers) -> None:
@@ -95,7 +95,9 @@ class LinkOwner(Protocol):
 class WorkerLink:
     """The way to one worker."""
 
-    def __init__(self, name: str, owner: LinkOwner, options: DispatchOptions, security: Security | None = None) -> None:
+    def __init__(
+        self, name: str, owner: WorkerLinkOwner, options: DispatchOptions, security: Security | None = None
+    ) -> None:
         self.name = name
         self.state = LinkState.CONNECTING
         self.held: set[bytes] = set()  #: ids that the worker has

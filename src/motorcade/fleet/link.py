@@ -14,11 +14,11 @@ import time
 from typing import Protocol, cast
 
 from motorcade.fleet.records import Received
-from motorcade.mqtt.codec import MAX_PACKET, Limits, decode, split
+from motorcade.mqtt.codec import MAX_PACKET, DecodeLimits, decode, split
 from motorcade.mqtt.packets import PUBLISH, V5, Packet, Publish
 from motorcade.mqtt.reasons import ProtocolError
 
-_UNLIMITED = Limits(max_user_properties=0)
+_UNLIMITED = DecodeLimits(max_user_properties=0)
 _PUBACK, _PUBACK_WITH_REASON = b"\x40\x02", b"\x40\x03"
 _DISCONNECT = b"\xe0\0"
 

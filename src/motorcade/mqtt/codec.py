@@ -74,19 +74,19 @@ from motorcade.mqtt.wire import (
     violation,
 )
 
-__all__ = ["DEFAULT", "MAX_PACKET", "Decoder", "Limits", "decode", "encode", "encode_properties", "split"]
+__all__ = ["DEFAULT", "MAX_PACKET", "DecodeLimits", "Decoder", "decode", "encode", "encode_properties", "split"]
 
 MAX_PACKET = 1 + 4 + MAX_VARINT  #: bytes of the largest packet that MQTT can say
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DecodeLimits:
     """What a peer may put into one packet, apart from its size."""
 
     max_user_properties: int = 64  #: in one packet (a will counts on its own); 0 is unlimited
 
 
-DEFAULT = Limits()
+DEFAULT = DecodeLimits()
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class Decoder:
     raises the same error again.
     """
 
-    def __init__(self, version: int = V311, max_size: int = MAX_PACKET, limits: Limits = DEFAULT) -> None:
+    def __init__(self, version: int = V311, max_size: int = MAX_PACKET, limits: DecodeLimits = DEFAULT) -> None:
         self.version = version
         self._max_size = max_size
         self._limits = limits
@@ -421,7 +421,7 @@ class Decoder:
 # --- decoding -----------------------------------------------------------------------------------------------------
 
 
-def decode(first: int, body: bytes, version: int, limits: Limits = DEFAULT) -> Packet:
+def decode(first: int, body: bytes, version: int, limits: DecodeLimits = DEFAULT) -> Packet:
     """The packet with first byte `first` and everything after the remaining length in `body`.
 
     `version` is not looked at for a CONNECT, which names its own.
@@ -467,11 +467,11 @@ def _check_topic(topic: str, field: str) -> None:
         raise ProtocolError(ReasonCode.TOPIC_NAME_INVALID, f"wildcard in {field}")  # [MQTT-3.3.2-2], [MQTT-4.7.1-1]
 
 
-def _decode_reserved(first: int, body: bytes, version: int, limits: Limits) -> Packet:  # noqa: ARG001
+def _decode_reserved(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:  # noqa: ARG001
     raise malformed("packet type 0")  # 2.1.2
 
 
-def _decode_connect(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_connect(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)
     version, at = _read_version(body)
     flags, at = read_byte(body, at, "connect flags")
@@ -515,7 +515,7 @@ def _check_connect_flags(flags: int, version: int) -> None:
         raise malformed("password without user name")  # 3.1.1: [MQTT-3.1.2-22]
 
 
-def _read_will(body: bytes, at: int, flags: int, version: int, limits: Limits) -> tuple[Will, int]:
+def _read_will(body: bytes, at: int, flags: int, version: int, limits: DecodeLimits) -> tuple[Will, int]:
     properties = NONE
     if version == V5:
         properties, at = decode_properties(body, at, WILL, limits.max_user_properties)
@@ -525,7 +525,7 @@ def _read_will(body: bytes, at: int, flags: int, version: int, limits: Limits) -
     return Will(topic, payload, flags >> _WILL_QOS_SHIFT & 3, bool(flags & _WILL_RETAIN), properties), at
 
 
-def _decode_connack(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_connack(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)
     flags, at = read_byte(body, 0, "acknowledge flags")
     if flags > 1:
@@ -546,7 +546,7 @@ def _decode_connack(first: int, body: bytes, version: int, limits: Limits) -> Pa
     return Connack(reason, present, properties)
 
 
-def _decode_publish(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_publish(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     qos = first >> 1 & 3
     if qos == 3:
         raise malformed("QoS is 3")  # [MQTT-3.3.1-4]
@@ -566,7 +566,9 @@ def _decode_publish(first: int, body: bytes, version: int, limits: Limits) -> Pa
     return Publish(topic, body[at:], qos, bool(first & 1), bool(first & 8), packet_id, properties)
 
 
-def _read_acknowledgement(packet: int, body: bytes, version: int, limits: Limits) -> tuple[int, ReasonCode, Properties]:
+def _read_acknowledgement(
+    packet: int, body: bytes, version: int, limits: DecodeLimits
+) -> tuple[int, ReasonCode, Properties]:
     packet_id, at = _read_packet_id(body, 0)
     if version != V5:
         _check_end(body, at)
@@ -575,7 +577,9 @@ def _read_acknowledgement(packet: int, body: bytes, version: int, limits: Limits
     return packet_id, reason, properties
 
 
-def _read_reason_and_properties(packet: int, body: bytes, at: int, limits: Limits) -> tuple[ReasonCode, Properties]:
+def _read_reason_and_properties(
+    packet: int, body: bytes, at: int, limits: DecodeLimits
+) -> tuple[ReasonCode, Properties]:
     """End of an acknowledgement or DISCONNECT: properties may be left out, and then the reason code may be too."""
     if at == len(body):
         return ReasonCode.SUCCESS, NONE
@@ -588,31 +592,31 @@ def _read_reason_and_properties(packet: int, body: bytes, at: int, limits: Limit
     return reason, properties
 
 
-def _decode_puback(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_puback(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)
     packet_id, reason, properties = _read_acknowledgement(PUBACK, body, version, limits)
     return Puback(packet_id, reason, properties)
 
 
-def _decode_pubrec(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_pubrec(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)
     packet_id, reason, properties = _read_acknowledgement(PUBREC, body, version, limits)
     return Pubrec(packet_id, reason, properties)
 
 
-def _decode_pubrel(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_pubrel(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_request_flags(first, version)
     packet_id, reason, properties = _read_acknowledgement(PUBREL, body, version, limits)
     return Pubrel(packet_id, reason, properties)
 
 
-def _decode_pubcomp(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_pubcomp(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)
     packet_id, reason, properties = _read_acknowledgement(PUBCOMP, body, version, limits)
     return Pubcomp(packet_id, reason, properties)
 
 
-def _decode_subscribe(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_subscribe(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_request_flags(first, version)
     packet_id, at = _read_packet_id(body, 0)
     properties = NONE
@@ -644,7 +648,7 @@ def _read_subscription(body: bytes, at: int, version: int, identifier: int) -> t
     return Subscription(filter_, qos, no_local, as_published, retain_handling, identifier), at
 
 
-def _decode_suback(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_suback(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)
     packet_id, at = _read_packet_id(body, 0)
     properties = NONE
@@ -665,7 +669,7 @@ def _suback_code_v3(code: int) -> ReasonCode:
     return reason
 
 
-def _decode_unsubscribe(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_unsubscribe(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_request_flags(first, version)
     packet_id, at = _read_packet_id(body, 0)
     properties = NONE
@@ -680,7 +684,7 @@ def _decode_unsubscribe(first: int, body: bytes, version: int, limits: Limits) -
     return Unsubscribe(packet_id, tuple(filters), properties)
 
 
-def _decode_unsuback(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_unsuback(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)
     packet_id, at = _read_packet_id(body, 0)
     if version != V5:
@@ -693,19 +697,19 @@ def _decode_unsuback(first: int, body: bytes, version: int, limits: Limits) -> P
     return Unsuback(packet_id, reasons, properties)
 
 
-def _decode_pingreq(first: int, body: bytes, version: int, limits: Limits) -> Packet:  # noqa: ARG001
+def _decode_pingreq(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:  # noqa: ARG001
     _check_flags(first, 0)
     _check_end(body, 0)
     return Pingreq()
 
 
-def _decode_pingresp(first: int, body: bytes, version: int, limits: Limits) -> Packet:  # noqa: ARG001
+def _decode_pingresp(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:  # noqa: ARG001
     _check_flags(first, 0)
     _check_end(body, 0)
     return Pingresp()
 
 
-def _decode_disconnect(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_disconnect(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     _check_flags(first, 0)  # [MQTT-3.14.1-1]
     if version != V5:
         _check_end(body, 0)
@@ -714,7 +718,7 @@ def _decode_disconnect(first: int, body: bytes, version: int, limits: Limits) ->
     return Disconnect(reason, properties)
 
 
-def _decode_auth(first: int, body: bytes, version: int, limits: Limits) -> Packet:
+def _decode_auth(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
     if version != V5:
         raise malformed("packet type 15")  # 3.1.1: 2.2.1
     _check_flags(first, 0)  # [MQTT-3.15.1-1]
@@ -729,7 +733,7 @@ def _decode_auth(first: int, body: bytes, version: int, limits: Limits) -> Packe
     return Auth(reason, properties)
 
 
-_DECODERS: tuple[Callable[[int, bytes, int, Limits], Packet], ...] = (
+_DECODERS: tuple[Callable[[int, bytes, int, DecodeLimits], Packet], ...] = (
     _decode_reserved,
     _decode_connect,
     _decode_connack,

@@ -7,7 +7,7 @@ import pytest
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.mqtt import properties as properties_module
-from motorcade.mqtt.codec import MAX_PACKET, Decoder, Limits, decode, encode, split
+from motorcade.mqtt.codec import MAX_PACKET, DecodeLimits, Decoder, decode, encode, split
 from motorcade.mqtt.packets import (
     Auth,
     Connack,
@@ -193,8 +193,8 @@ def test_user_properties_are_counted() -> None:
     with pytest.raises(ProtocolError) as caught:
         Decoder(5).feed(raw)
     assert ReasonCode.QUOTA_EXCEEDED == caught.value.reason
-    assert [packet] == Decoder(5, limits=Limits(max_user_properties=65)).feed(raw)
-    assert [packet] == Decoder(5, limits=Limits(max_user_properties=0)).feed(raw)
+    assert [packet] == Decoder(5, limits=DecodeLimits(max_user_properties=65)).feed(raw)
+    assert [packet] == Decoder(5, limits=DecodeLimits(max_user_properties=0)).feed(raw)
 
 
 # --- what cannot be written ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ MAX_TARGETS: Final = 10_000  #: on a page: what became of them is read from the 
 Row = tuple[str, str, Endpoint]  #: path, method, who answers
 
 
-class Send(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A batch, as on the topic `$SDV-FANOUT`; the request id is in the path."""
 
     ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -84,7 +84,7 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
 
     async def send(request: Request) -> Response:
         """202 when the batch is as durable as the store promises; which vehicles have got it is told later."""
-        batch = await body(request, Send, MAX_BATCH)
+        batch = await body(request, SendRequest, MAX_BATCH)
         request_id, data = request.path_params["request_id"], batch.octets()
         accepted = await bridge.call_slow(
             control.ask_fanout,
