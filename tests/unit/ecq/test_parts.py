@@ -16,7 +16,7 @@ from motorcade.delivery.reader import Page
 from motorcade.extension.sources import Feed
 from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.plugins.logs.compacted.queue import Appending, Queue, Queues
+from motorcade.plugins.logs.compacted.queue import Appending, CompactedQueue, Queues
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED
 from motorcade.plugins.logs.compacted.topics import consumed
 from motorcade.storage.memory import MemoryStore
@@ -58,15 +58,15 @@ def queues() -> Queues:
     return Queues(MemoryStore(), EcqConfig(), lambda: NOW, spawn, Counter(), log)
 
 
-def make(tail: int) -> tuple[Queue, Consumer]:
-    queue, consumer = Queue(queues(), EXCLUSIVE, "car"), Consumer()
+def make(tail: int) -> tuple[CompactedQueue, Consumer]:
+    queue, consumer = CompactedQueue(queues(), EXCLUSIVE, "car"), Consumer()
     queue.reached(tail)
     queue.consumers[consumer] = None
     queue.wait(consumer)  # type: ignore[arg-type]
     return queue, consumer
 
 
-def land(queue: Queue, key: str, position: int, **more: Any) -> None:
+def land(queue: CompactedQueue, key: str, position: int, **more: Any) -> None:
     body, payload = record.encode(Message(f"$ECQ/w/car/{key}", b"v"))
     appending = Appending(queue, Draft(body, payload, key.encode()), len(body))
     appending.time = NOW

@@ -25,7 +25,7 @@ from motorcade.plugins.logs.streams.options import StreamOptions
 from motorcade.plugins.logs.streams.plugin import StreamsPlugin
 from motorcade.plugins.logs.streams.position import OFFSET
 from motorcade.plugins.logs.streams.reader import COLLECTION, key_of
-from motorcade.plugins.logs.streams.service import Streams
+from motorcade.plugins.logs.streams.service import StreamService
 from motorcade.plugins.logs.streams.stream import Stream
 from motorcade.storage.ports import Batch
 from tests.support.virtual import Client, PluginNode
@@ -48,7 +48,7 @@ class StreamsNode(PluginNode):
             yield node
 
     @property
-    def streams(self) -> Streams:
+    def streams(self) -> StreamService:
         assert isinstance(self.loaded.plugin, StreamsPlugin)
         return self.loaded.plugin.streams
 

@@ -51,7 +51,7 @@ from motorcade.plugins.logs.streams.options import StreamOptions
 from motorcade.plugins.logs.streams.plugin import StreamsPlugin
 from motorcade.plugins.logs.streams.position import OFFSET
 from motorcade.plugins.logs.streams.reader import COLLECTION, StreamSource, key_of
-from motorcade.plugins.logs.streams.service import Streams
+from motorcade.plugins.logs.streams.service import StreamService
 from motorcade.storage.ports import Batch
 from tests.support.held_store import HeldStore
 from tests.unit.broker.world import ALL, OUTCOMES, STEP, Guest, PluginWorld, often
@@ -234,7 +234,7 @@ class Machine(PluginWorld[Car]):
     def begin(self) -> None:
         self.load("streams", self.options)
         assert isinstance(self.loaded.plugin, StreamsPlugin)
-        self.service: Streams = self.loaded.plugin.streams
+        self.service: StreamService = self.loaded.plugin.streams
 
     def make(self) -> None:
         self.run(self.service.create("s", StreamOptions(topics=("t/#",), retention=0.0)))

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from motorcade.extension.compacted import CompactedKind
-from motorcade.plugins.logs.compacted.queue import Queue
+from motorcade.plugins.logs.compacted.queue import CompactedQueue
 from motorcade.plugins.logs.compacted.source import Tools
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, SHARED, decode_queue
 from motorcade.storage.ports import Batch, Entry, StoreError
@@ -88,7 +88,7 @@ class Collector:
             shape = EXCLUSIVE if owner.startswith(EXCLUSIVE.owners) else SHARED
             name = owner.removeprefix(shape.owners)
             removed += await self._collect(owner)
-            await self._forget(Queue(tools.queues, shape, name), value)
+            await self._forget(CompactedQueue(tools.queues, shape, name), value)
             await self._spend(1)
         await self._close_idle()
         tools.progress.sweep()
@@ -130,7 +130,7 @@ class Collector:
             after = entries[-1].position
         return removed
 
-    async def _forget(self, queue: Queue, value: bytes) -> None:
+    async def _forget(self, queue: CompactedQueue, value: bytes) -> None:
         """Forget a queue that is empty and that nobody has used for long."""
         tools = self._tools
         before = tools.now() - tools.config.idle
@@ -159,7 +159,7 @@ class Collector:
         await tools.queues.hold(known, forget)
         tools.queues.drop(known)
 
-    async def _is_used(self, queue: Queue, before: float) -> bool:
+    async def _is_used(self, queue: CompactedQueue, before: float) -> bool:
         """Whether somebody has acknowledged something since a time; progress of shared queues expires by itself."""
         tools = self._tools
         if queue.shape.form is CompactedKind.SHARED:

@@ -3,8 +3,8 @@
     publish ─▶ store.write ─▶ stored: publisher answered, consumers told ─▶ read by consumers
                            └▶ too much: refused
 
-A `Queue` is made for its first publisher or consumer, and dropped when it was idle from one collection to the next, or
-when there are many; the store has everything that matters.
+A `CompactedQueue` is made for its first publisher or consumer, and dropped when it was idle from one collection to the
+next, or when there are many; the store has everything that matters.
 
 Rule 1: `tail` is the highest number that is known to be stored. Consumers get nothing beyond it, though it may be in
         the store already.
@@ -34,7 +34,7 @@ from motorcade.extension.plugin import Spawn
 from motorcade.extension.sources import Feed
 from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, QueueRecord, Shape, encode
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, CompactedQueueRecord, Shape, encode
 from motorcade.storage.ports import (
     Appended,
     Batch,
@@ -60,7 +60,7 @@ class Appending(Commit[None]):
 
     __slots__ = ("draft", "queue", "size", "time")
 
-    def __init__(self, queue: Queue, draft: Draft, size: int) -> None:
+    def __init__(self, queue: CompactedQueue, draft: Draft, size: int) -> None:
         super().__init__()
         self.queue = queue
         self.draft = draft
@@ -84,7 +84,7 @@ class Consumer(Protocol):
         """Its progress was set: begin again there."""
 
 
-class Queue:
+class CompactedQueue:
     """One queue, as a log for its readers."""
 
     __slots__ = (
@@ -292,15 +292,15 @@ class Queues:
         self.now = now
         self.spawn = spawn
         self.counters = counters
-        self.exclusive: dict[str, Queue] = {}  #: by name
-        self.shared: dict[str, Queue] = {}
+        self.exclusive: dict[str, CompactedQueue] = {}  #: by name
+        self.shared: dict[str, CompactedQueue] = {}
         self.count = 0  #: queues that there are, as far as counted
         self.uncounted: set[str] | None = set()  #: mailboxes of those that came before the others were counted
         self.pending = 0  #: messages that the store has not confirmed
         self.pending_octets = 0
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._touched: dict[Queue, None] = {}  # consumers must be told
+        self._touched: dict[CompactedQueue, None] = {}  # consumers must be told
         self._groups = GroupWriter(store, now, self._fill, self._written)
         self._failing = False
         self.configure(config)
@@ -314,25 +314,25 @@ class Queues:
         """Return the time up to which messages are too old to be delivered."""
         return self.now() - self.config.retention if self.config.retention else 0.0
 
-    def unreadable(self, queue: Queue, number: int, error: Exception) -> None:
+    def unreadable(self, queue: CompactedQueue, number: int, error: Exception) -> None:
         """Note that an entry cannot be read; consumers go on behind it."""
         self.counters["unreadable"] += 1
         self._log.error("ecq_entry_unreadable", queue=queue.owner, number=number, error=str(error))
 
     # -- in memory
 
-    def __iter__(self) -> Iterator[Queue]:
+    def __iter__(self) -> Iterator[CompactedQueue]:
         yield from self.exclusive.values()
         yield from self.shared.values()
 
     def __len__(self) -> int:
         return len(self.exclusive) + len(self.shared)
 
-    def of(self, shape: Shape) -> dict[str, Queue]:
+    def of(self, shape: Shape) -> dict[str, CompactedQueue]:
         """Return those of one form."""
         return self.exclusive if shape is EXCLUSIVE else self.shared
 
-    def open(self, shape: Shape, name: str) -> Queue:
+    def open(self, shape: Shape, name: str) -> CompactedQueue:
         """Return a queue, whether or not there is anything in it."""
         queues = self.exclusive if shape is EXCLUSIVE else self.shared
         queue = queues.get(name)
@@ -340,28 +340,28 @@ class Queues:
             if len(queues) >= MAX_OPEN:
                 for idle in [name for name, queue in queues.items() if queue.idle]:
                     del queues[idle]
-            queue = queues[name] = Queue(self, shape, name)
+            queue = queues[name] = CompactedQueue(self, shape, name)
         return queue
 
-    def peek(self, shape: Shape, name: str) -> Queue | None:
+    def peek(self, shape: Shape, name: str) -> CompactedQueue | None:
         """Return a queue that is in memory."""
         return self.of(shape).get(name)
 
-    def drop(self, queue: Queue) -> None:
+    def drop(self, queue: CompactedQueue) -> None:
         """Close a queue if it is idle; its next user finds all of it in the store."""
         queues = self.of(queue.shape)
         if queue.idle and queues.get(queue.name) is queue:
             del queues[queue.name]
 
-    def consumed(self) -> list[Queue]:
+    def consumed(self) -> list[CompactedQueue]:
         """Return those that have consumers now."""
         return [queue for queue in self if queue.consumers]
 
-    def look(self, queue: Queue) -> None:
+    def look(self, queue: CompactedQueue) -> None:
         """Find out where a queue ends; its consumers hear of it."""
         self.spawn(partial(self._look, queue), "look")
 
-    async def _look(self, queue: Queue) -> None:
+    async def _look(self, queue: CompactedQueue) -> None:
         while True:
             try:
                 info = await self.store.mailboxes.info(queue.owner)
@@ -382,7 +382,7 @@ class Queues:
 
     # -- append
 
-    def append(self, queue: Queue, draft: Draft, size: int) -> Appending:
+    def append(self, queue: CompactedQueue, draft: Draft, size: int) -> Appending:
         """Append; done when it is stored."""
         appending = Appending(queue, draft, size)
         self.pending += 1
@@ -413,7 +413,7 @@ class Queues:
             for each, answer in zip(group.items, group.result.appended, strict=True):
                 self.landed(each, answer)
 
-    async def _register(self, queue: Queue) -> None:
+    async def _register(self, queue: CompactedQueue) -> None:
         """Append what waits for the record of a queue, with the record if it is new."""
         async with queue.lock:
             while queue.waiting:
@@ -427,7 +427,7 @@ class Queues:
                     for number, each in enumerate(some):
                         self.landed(each, answers if isinstance(answers, StoreError) else answers[number])
 
-    async def _append_first(self, queue: Queue, some: list[Appending]) -> list[Appended] | StoreError:
+    async def _append_first(self, queue: CompactedQueue, some: list[Appending]) -> list[Appended] | StoreError:
         batch = Batch()
         try:
             new = await self.store.records.get(QUEUES, queue.owner, self.now()) is None
@@ -435,7 +435,7 @@ class Queues:
                 self.counters["refused_queues"] += len(some)
                 return QueueFullError(f"there are {self.config.max_queues} compacted queues already (max_queues)")
             if new:  # first: where batches are not atomic it must not be missing
-                batch.put(QUEUES, queue.owner, encode(QueueRecord(self.now())))
+                batch.put(QUEUES, queue.owner, encode(CompactedQueueRecord(self.now())))
             self._append_all(batch, some, self.now())
             answers = (await self.store.write(batch)).appended
         except StoreError as error:
@@ -482,7 +482,7 @@ class Queues:
             except Exception:  # noqa: BLE001 - a defect in one queue must not stop all others
                 self._log.exception("ecq_queue_failed", queue=queue.owner)
 
-    def _failed(self, queue: Queue, error: BaseException) -> None:
+    def _failed(self, queue: CompactedQueue, error: BaseException) -> None:
         if isinstance(error, QueueFullError):
             return
         self.counters["append_failed"] += 1
@@ -496,14 +496,14 @@ class Queues:
             self._failing = True
             self._log.warning("ecq_store_failed", error=str(error))
 
-    def _full(self, queue: Queue) -> str:
+    def _full(self, queue: CompactedQueue) -> str:
         config = self.config
         return (
             f"the queue {queue.name[:64]!r} is full ({config.max_messages} messages or {config.max_bytes} bytes); "
             "keys that it has can be written, others when some are too old, or with larger max_messages and max_bytes"
         )
 
-    async def hold(self, queue: Queue, work: Callable[[], Awaitable[None]]) -> None:
+    async def hold(self, queue: CompactedQueue, work: Callable[[], Awaitable[None]]) -> None:
         """Do something while nothing is appended to a queue, and forget that it is there (rule 2)."""
         async with queue.lock:
             queue.registered = False

@@ -15,7 +15,7 @@ from motorcade.delivery.progress import Progress, Stored
 from motorcade.delivery.record import payload_of
 from motorcade.extension.compacted import CompactedKind, CompactedView, ConsumerView, RewindView
 from motorcade.extension.declared import BadOptionsError, FoundMessage, UnknownError
-from motorcade.plugins.logs.compacted.queue import Consumer, Queue
+from motorcade.plugins.logs.compacted.queue import CompactedQueue, Consumer
 from motorcade.plugins.logs.compacted.record import FORM
 from motorcade.plugins.logs.compacted.source import Tools
 from motorcade.plugins.logs.compacted.tables import QUEUES, SHAPES
@@ -41,9 +41,9 @@ class CompactedService:
         skip = len(shape.owners)
         scan = self._tools.store.records.scan(QUEUES, self._tools.now(), shape.owners)
         names = [owner[skip:] async for owner, _ in scan if owner[skip:] > after]
-        return [await self._view(Queue(self._tools.queues, shape, name)) for name in nsmallest(limit, names)]
+        return [await self._view(CompactedQueue(self._tools.queues, shape, name)) for name in nsmallest(limit, names)]
 
-    async def _view(self, queue: Queue) -> CompactedView:
+    async def _view(self, queue: CompactedQueue) -> CompactedView:
         info = await self._tools.store.mailboxes.info(queue.owner)
         return CompactedView(
             kind=queue.shape.form,
@@ -83,9 +83,9 @@ class CompactedService:
             ),
         )
 
-    async def _find(self, kind: CompactedKind, name: str) -> Queue:
+    async def _find(self, kind: CompactedKind, name: str) -> CompactedQueue:
         """A queue that is there, not the one in memory; `UnknownError`."""
-        queue = Queue(self._tools.queues, SHAPES[kind], name)
+        queue = CompactedQueue(self._tools.queues, SHAPES[kind], name)
         if "\0" in name or await self._tools.store.records.get(QUEUES, queue.owner, self._tools.now()) is None:
             raise UnknownError(
                 f"there is no {_NOUN[kind]} {quoted(name)}; it begins with the first message published to "
@@ -93,12 +93,12 @@ class CompactedService:
             )
         return queue
 
-    def _consuming(self, queue: Queue) -> Sequence[Consumer]:
+    def _consuming(self, queue: CompactedQueue) -> Sequence[Consumer]:
         """Return those that consume a queue now."""
         known = self._tools.queues.peek(queue.shape, queue.name)
         return list(known.consumers) if known is not None else ()
 
-    async def _entries(self, queue: Queue, after: int = 0) -> AsyncIterator[Entry]:
+    async def _entries(self, queue: CompactedQueue, after: int = 0) -> AsyncIterator[Entry]:
         """What is to be delivered, oldest first."""
         tools = self._tools
         while True:
@@ -154,7 +154,7 @@ class CompactedService:
             self._tools.progress.close(progress)
         return msgspec.structs.replace(view, preview=False)
 
-    async def _consumer(self, queue: Queue, consumer: str) -> str:
+    async def _consumer(self, queue: CompactedQueue, consumer: str) -> str:
         """The client id of a consumer; `UnknownError` if there is no such one."""
         if queue.shape.form is CompactedKind.EXCLUSIVE:
             if consumer not in ("", queue.name):
@@ -168,7 +168,7 @@ class CompactedService:
             raise UnknownError(f"shared queue {quoted(queue.name)} has no consumer {quoted(consumer)}")
         return consumer
 
-    async def _plan(self, queue: Queue, progress: Progress, to: int | None, since: float | None) -> RewindView:
+    async def _plan(self, queue: CompactedQueue, progress: Progress, to: int | None, since: float | None) -> RewindView:
         """What a rewind would do. The queue is read as a whole: only what is still there counts."""
         last = (await self._tools.store.mailboxes.info(queue.owner)).last
         if to is not None and not 0 <= to <= last + 1:
@@ -213,7 +213,7 @@ class CompactedService:
         await self._tools.queues.hold(known, lambda: self._delete(known))
         self._tools.queues.drop(known)
 
-    async def _delete(self, queue: Queue) -> None:
+    async def _delete(self, queue: CompactedQueue) -> None:
         """Delete it, while nothing is appended; what waits to be is in the queue that begins after this one."""
         tools = self._tools
         await tools.store.mailboxes.clear(queue.owner)
@@ -241,7 +241,7 @@ def _consumer(client: str, stored: Stored | None, consumer: Consumer | None, num
     )
 
 
-def _found(queue: Queue, entry: Entry) -> FoundMessage:
+def _found(queue: CompactedQueue, entry: Entry) -> FoundMessage:
     key = entry.key.decode(errors="replace")
     told = {"key": key}
     try:

@@ -27,7 +27,7 @@ from motorcade.delivery.reader import SHIFT, Reader
 from motorcade.extension.compacted import CompactedKind
 from motorcade.extension.sources import Ack, Answer, Feed, Given, Why
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.plugins.logs.compacted.queue import Queue, Queues
+from motorcade.plugins.logs.compacted.queue import CompactedQueue, Queues
 from motorcade.plugins.logs.compacted.topics import consumed
 from motorcade.storage.ports import Store
 
@@ -58,7 +58,7 @@ RESTART: Final = _Restart()  #: `info`: progress was set; begin again there
 class CompactedSource(Reader):
     """One consumer of one queue."""
 
-    queue: Queue
+    queue: CompactedQueue
 
     def __init__(self, feed: Feed, tools: Tools) -> None:
         super().__init__(feed, tools.progress)

@@ -51,11 +51,11 @@ SHARED: Final = Shape(CompactedKind.SHARED, "$SCQ", "scq:", "scq-progress", "scq
 SHAPES: Final = {CompactedKind.EXCLUSIVE: EXCLUSIVE, CompactedKind.SHARED: SHARED}
 
 
-class QueueRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+class CompactedQueueRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
     """That there is a queue."""
 
     since: float
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-decode_queue: Final = msgspec.msgpack.Decoder(QueueRecord).decode
+decode_queue: Final = msgspec.msgpack.Decoder(CompactedQueueRecord).decode

@@ -13,7 +13,7 @@ views      what operators see
 
 from motorcade.plugins.logs.streams.options import StreamOptions, StreamsConfig
 from motorcade.plugins.logs.streams.plugin import StreamsPlugin
-from motorcade.plugins.logs.streams.service import Streams
+from motorcade.plugins.logs.streams.service import StreamService
 from motorcade.plugins.logs.streams.views import ReaderView, StreamView
 
-__all__ = ["ReaderView", "StreamOptions", "StreamView", "Streams", "StreamsConfig", "StreamsPlugin"]
+__all__ = ["ReaderView", "StreamOptions", "StreamService", "StreamView", "StreamsConfig", "StreamsPlugin"]

@@ -24,7 +24,7 @@ from motorcade.plugins.logs.streams.metrics import COUNTS, MEASURES, PROGRESS_BY
 from motorcade.plugins.logs.streams.options import StreamsConfig
 from motorcade.plugins.logs.streams.position import PREFIX, read_wish
 from motorcade.plugins.logs.streams.reader import StreamSource
-from motorcade.plugins.logs.streams.service import Streams
+from motorcade.plugins.logs.streams.service import StreamService
 from motorcade.storage.ports import StoreFullError
 
 LATE: Final = -900  #: priority on `message.publish`: after everybody who may change the message, before retained
@@ -43,7 +43,7 @@ class StreamsPlugin(Plugin):
 
     def __init__(self, context: Context, config: StreamsConfig) -> None:
         super().__init__(context, config)
-        self.streams = Streams(
+        self.streams = StreamService(
             context.store, config, context.hub.now, context.spawn, context.counters, context.log, self._rebind
         )
 

@@ -50,7 +50,7 @@ class StreamCursor(Cursor):
             self.otherwise = now
 
 
-class Place(Protocol):
+class ReadableStreams(Protocol):
     """Where streams are found: the service."""
 
     progress: ProgressStore
@@ -87,9 +87,9 @@ class StreamSource(Reader):
 
     cursor: StreamCursor
 
-    def __init__(self, feed: Feed, place: Place) -> None:
-        super().__init__(feed, place.progress)
-        self._place = place
+    def __init__(self, feed: Feed, service: ReadableStreams) -> None:
+        super().__init__(feed, service.progress)
+        self._service = service
         self._stream: Stream | None = None  # none: not declared, or this has ended
         self._wish: Wish | None = None
         self._timer: Delayed | None = None  # until a time has come
@@ -106,8 +106,8 @@ class StreamSource(Reader):
             self.progress.gather()
             cursor = self.progress.cursors[self.name] = self._new_cursor(wish, why)
         self.cursor = cursor
-        self._place.attend(wish.name, self)
-        stream = self._place.stream(wish.name)
+        self._service.attend(wish.name, self)
+        stream = self._service.stream(wish.name)
         if stream is not None:
             self.declared(stream)
         return True
@@ -127,7 +127,7 @@ class StreamSource(Reader):
     def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - there is one
         self._detach()
         if self._wish is not None:
-            self._place.leave(self._wish.name, self)
+            self._service.leave(self._wish.name, self)
         if not self.attached:
             return
         if why is Why.ENDED:
@@ -200,11 +200,11 @@ class StreamSource(Reader):
 
     def _begin_at(self, stream: Stream, time: float) -> None:
         """Begin with the first record of a time, or later. In the future: when it has come."""
-        wait = time - self._place.now()
+        wait = time - self._service.now()
         if wait > 0:
             self._timer = self.feed.send_later(min(wait, LONGEST), BEGIN)
         else:
-            self._place.find_time(stream, time, lambda after: self._found(stream, after))
+            self._service.find_time(stream, time, lambda after: self._found(stream, after))
 
     def _found(self, stream: Stream, after: int | None) -> None:
         if self._stream is not stream or self.log is not None or not self.attached:
@@ -228,5 +228,5 @@ class StreamSource(Reader):
     def judge(self, numbers: list[int], ack: Ack) -> Iterable[int]:
         """Count what the client did not take; it is not given again."""
         if ack.refused or ack.dropped:
-            self._place.count(ack.dropped or "refused", len(numbers))
+            self._service.count(ack.dropped or "refused", len(numbers))
         return numbers

@@ -23,7 +23,7 @@ from motorcade.storage.ports import StoreError, Streams
 SHORTEST: Final = 0.1  #: seconds between two looks, unless a stream overflows
 
 
-class Place(Protocol):
+class TrimmableStreams(Protocol):
     """Where streams are found: the service."""
 
     def streams(self) -> Sequence[Stream]: ...
@@ -38,14 +38,14 @@ class Trimmer:
 
     def __init__(
         self,
-        place: Place,
+        service: TrimmableStreams,
         store: Streams,
         interval: float,
         budget: int,
         counters: Counter[str],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
-        self._place = place
+        self._service = service
         self._store = store
         self._interval = interval
         self._budget = budget
@@ -74,10 +74,10 @@ class Trimmer:
 
     def _patience(self) -> float | None:
         """Seconds until the next look; None: as long as nothing happens."""
-        streams = self._place.streams()
+        streams = self._service.streams()
         if not streams:
             return None
-        now = self._place.now()
+        now = self._service.now()
         patience = self._interval
         for stream in streams:
             if stream.options is not None and stream.options.retention:
@@ -89,11 +89,11 @@ class Trimmer:
 
     async def look(self) -> None:
         """Trim every stream that has something to lose; progress goes by age too."""
-        self._place.progress.sweep()
-        for stream in self._place.streams():
+        self._service.progress.sweep()
+        for stream in self._service.streams():
             try:
                 await stream.look()
-                now = self._place.now()
+                now = self._service.now()
                 if not stream.closed and (stream.overflows() or stream.outdated_at() <= now):
                     await self._trim(stream, now)
                 self._failing = False

@@ -33,7 +33,7 @@ from motorcade.plugins.logs.streams.pages import Cache
 from motorcade.plugins.logs.streams.position import PREFIX
 from motorcade.plugins.logs.streams.reader import StreamSource, key_of
 from motorcade.plugins.logs.streams.retention import Trimmer
-from motorcade.plugins.logs.streams.stream import Shared, Stream, Waiting
+from motorcade.plugins.logs.streams.stream import AppendBacklog, Shared, Stream
 from motorcade.plugins.logs.streams.views import MAX_READERS, ReaderView, StreamView
 from motorcade.storage.ports import Store, StoreError, StreamInfo
 
@@ -42,12 +42,12 @@ RETRY: Final = 5.0  #: seconds until progress that could not be written is retri
 LASTS: Final = 30 * 86400.0  #: seconds that progress in a stream without a retention is kept after the last commit
 
 
-class _Stored(msgspec.Struct, array_like=True, tag=1):
+class _DeclarationRecord(msgspec.Struct, array_like=True, tag=1):
     options: StreamOptions | None  #: None: it is being deleted
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
+_decode = msgspec.msgpack.Decoder(_DeclarationRecord).decode
 
 
 def declares(value: bytes) -> bool:
@@ -58,7 +58,7 @@ def declares(value: bytes) -> bool:
         return False
 
 
-class Streams:
+class StreamService:
     """The service `streams`: a `Declared`, and the way for other plugins to append."""
 
     noun: Final = "stream"
@@ -75,7 +75,7 @@ class Streams:
         bound: Callable[[Sequence[str]], None],
     ) -> None:
         self.now = now
-        self.waiting = Waiting(config.max_waiting, config.max_waiting_bytes)
+        self.waiting = AppendBacklog(config.max_waiting, config.max_waiting_bytes)
         self.cache = Cache(config.cache_bytes, counters)
         self.trimmer = Trimmer(self, store.streams, config.trim_interval, config.trim_budget, counters, log)
         self._config = config
@@ -295,7 +295,7 @@ class Streams:
                 raise ConflictError(f"stream {name!r} is there already ({present.origin})")
             if len(self._streams) >= self._config.max_streams:
                 raise self._too_many(self._config.max_streams)
-            await self._store.records.put(COLLECTION, name, _encode(_Stored(options)))
+            await self._store.records.put(COLLECTION, name, _encode(_DeclarationRecord(options)))
             await self._declare(name, options, CREATED)
             self._rebind()
             self._log.info("stream_created", stream=name)
@@ -305,7 +305,7 @@ class Streams:
         """Other topics and bounds, from now on."""
         async with self._changing:
             stream = self._own(name)
-            await self._store.records.put(COLLECTION, name, _encode(_Stored(options)))
+            await self._store.records.put(COLLECTION, name, _encode(_DeclarationRecord(options)))
             stream.options = options
             self._rebind()
             return await self._view(stream)
@@ -314,7 +314,7 @@ class Streams:
         """Remove it with its records and everybody's progress."""
         async with self._changing:
             stream = self._own(name)
-            await self._store.records.put(COLLECTION, name, _encode(_Stored(None)))
+            await self._store.records.put(COLLECTION, name, _encode(_DeclarationRecord(None)))
             readers = self.progress.forget(key_of(name))
             self._undeclare(stream)
             self._rebind()

@@ -10,8 +10,8 @@ reader that stands before it finds a page, or asks for one (`load`); those who a
 Rule 1: the tail follows every append to the stream, whichever part of the node makes it: the store tells (`told`).
 Rule 2: what the store cannot tell (a write of unknown outcome, another process) is found by `look`: while readers wait
         at the tail, at least once per `trim_interval`.
-Rule 3: what waits for the store is bounded, over all streams together (`Waiting`). What does not fit is refused with
-        `StoreFullError`, which the publisher hears.
+Rule 3: what waits for the store is bounded, over all streams together (`AppendBacklog`). What does not fit is refused
+        with `StoreFullError`, which the publisher hears.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_NAMED: Final = 10  #: records that cannot be read are logged one by one up t
 MESSAGE: Final = 200  #: bytes a message that waits takes in memory besides its record, roughly
 
 
-class Waiting:
+class AppendBacklog:
     """How much waits for the store, of all streams."""
 
     __slots__ = ("max_messages", "max_octets", "messages", "octets")
@@ -85,7 +85,7 @@ class Shared:
     store: Store
     cache: Cache
     loader: Loader
-    waiting: Waiting
+    waiting: AppendBacklog
     now: Callable[[], float]
     counters: Counter[str]
     log: structlog.stdlib.BoundLogger
