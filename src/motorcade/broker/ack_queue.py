@@ -1,7 +1,7 @@
-"""The answers of one session that wait for the store.
+"""The acknowledgements of one session that wait for the store: PUBACK after the durable write, in order.
 
-A publisher is answered when its message is as safe as the configuration promises. Until then the connection is not held
-up: it goes on with the client's next packets, and the answers wait here.
+A publisher is answered when its message is as durable as the configuration promises. Until then the connection is not
+held up: it goes on with the client's next packets, and the answers wait here.
 
     PUBLISH 1 ─▶ commit ────────(stored)──────▶ PUBACK 1
     PUBLISH 2 ─▶ commit ─(stored)─▶ waits ────▶ PUBACK 2      answers leave in the order of the packets [MQTT-4.6.0-2]

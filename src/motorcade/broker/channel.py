@@ -1,5 +1,8 @@
 """The rules of MQTT for one connection: packets in, effects out.
 
+CONNECT with its properties (keep alive, session expiry, receive maximum, maximum packet size), bans and the redirect to
+another server, AUTH, SUBSCRIBE and UNSUBSCRIBE, acknowledgements, DISCONNECT.
+
 `receive` is a generator. It works on session, pub/sub and registry itself, and yields what it cannot do (`effects.py`).
 What concerns messages of the client is in `publishing.py`; here are its connection, its subscriptions, and what it says
 about messages it was sent.

@@ -7,8 +7,8 @@ conversations both ways and compares.
     read -> fast path or channel -> window of each receiver: bytes appended to `out`, window marked dirty
     end of the loop turn -> Flusher.flush: one write per dirty connection
 
-While a hook chain is waited for, the connection is suspended: it reads nothing, so its packets stay in order;
-others are not held up.
+Back-pressure: the connection reads nothing while it waits for a hook chain, for a slow receiver, for room in the store
+or because of its rate limit. So its packets stay in order, TCP slows the sender down, and others are not held up.
 """
 
 from __future__ import annotations

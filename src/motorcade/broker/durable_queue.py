@@ -1,4 +1,6 @@
-"""The durable queue of a session: its mailbox in the store, and the part of it that is on its way to the window.
+"""The durable queue of a session: the backlog of an offline or slow client.
+
+It is the session's mailbox in the store, and the part of it that was read ahead for the window.
 
     store   1 2 3 4 5 6 7 8 9 10 11           positions, oldest first
             └sent─┘ └ahead─┘└─ not read ─┘     sent: in the session's window; ahead: read, waits for room

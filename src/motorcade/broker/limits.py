@@ -1,4 +1,6 @@
-"""Every bound of the flow plane: its name, its default, its unit. 0 is "no limit" unless the comment says otherwise.
+"""Every limit of the broker: its name, its default, its unit. 0 is "no limit" unless the comment says otherwise.
+
+Also the state behind three of them: rate limits (`LeakyBucket`), denied networks, bans of clients that flap.
 
 `docs/limits.md` tells for each of them what the client hears and which counter grows.
 """
@@ -66,7 +68,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeakyBucket:
-    """A bucket that leaks `rate` units per second and holds `burst`. A rate of 0 never fills."""
+    """A rate limit: a bucket that leaks `rate` units per second and holds `burst`. A rate of 0 never fills."""
 
     __slots__ = ("_at", "_burst", "_level", "_rate")
 

@@ -1,4 +1,6 @@
-"""The rules for what a client publishes: PUBLISH and PUBREL in, the message to everybody it concerns, and the answer.
+"""The rules for what a client publishes: PUBLISH and PUBREL in, the message to its subscribers, and the answer.
+
+Topic aliases, the receive maximum towards the client, and QoS 2 of a publisher are handled here.
 
     PUBLISH ─▶ access ─▶ hooks ─▶ stored for durable receivers ─▶ routed ─▶ PUBACK or PUBREC
                                     └ with the packet id, if it is QoS 2 of a durable publisher

@@ -1,4 +1,4 @@
-"""Who gets a message: subscriptions of this node, shared groups, and the delivery to sessions.
+"""The subscribers of a topic: subscriptions of this node, shared groups, and the delivery to sessions.
 
 A topic's answer is a `Route`: the receivers, sorted by how they are served, so that a delivery is a loop over a
 tuple without decisions in it.
@@ -7,7 +7,7 @@ tuple without decisions in it.
     targets              receivers with something of their own: subscription identifiers, no-local,
                          a packet size limit, topic aliases
     groups               shared subscriptions; each gives the message to one of its members
-    kept                 whoever of these has a durable session: QoS 1 and 2 go through its mailbox in the store,
+    kept                 those with a durable session: QoS 1 and 2 go through its mailbox in the store,
                          QoS 0 the way of the others
 
 A session with several matching subscriptions gets one copy, with the highest QoS of them and all their identifiers.

@@ -1,8 +1,8 @@
-"""All sessions of a node by client id: opened, taken over, resumed, ended, and what their ends set off.
+"""All sessions of a node by client id: open, resume, take-over, session expiry, and wills with their delay.
 
-A session ends when its client starts anew (discarded), when it expires (terminated), or with its connection if it
-is not to outlive it (terminated). Its will goes out when the will's delay is over or the session ends, whichever
-comes first; never if the client said goodbye.  [MQTT-3.1.2-8], [MQTT-3.1.3-9]
+A session ends when its client connects with clean start (discarded), when its session expiry interval is over
+(terminated), or with its connection if the interval is 0 (terminated). Its will is published when the will delay is
+over or the session ends, whichever comes first; never after a normal DISCONNECT.  [MQTT-3.1.2-8], [MQTT-3.1.3-9]
 
 Durable sessions are stored when they change here (`store`), and come back with `restore`.
 

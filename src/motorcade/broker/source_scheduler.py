@@ -1,4 +1,4 @@
-"""The source scheduler: whose message goes next into a client's window, and the life of the client's sources.
+"""The source scheduler: round robin, so that sources share a client's window fairly; and the life of its sources.
 
     source ─▶ slot ─┐
     source ─▶ slot ─┼─▶ ring: what needs room in the window ─┐

@@ -10,7 +10,7 @@ Rule 2: order in is order out. Nothing overtakes inside one session: while somet
         the queue (`source_scheduler.py`).
 Rule 3: `ready` is True exactly while a message may go straight to `out`: connected, the socket takes bytes,
         nothing waits. QoS 1 and 2 need room in the window besides. The fast path relies on it.
-Rule 4: before a full queue drops something, a connected client that is behind is waited for: from half a queue on
+Rule 4: back-pressure before loss. A connected client that is behind is waited for: from half a queue on
         `behind` is set, and publishers whose messages go to this client alone pause until the queue is down to a
         quarter, but not for longer than `patience`; then the client is given up until it has caught up by itself.
 """

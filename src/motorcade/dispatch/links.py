@@ -1,4 +1,4 @@
-"""One worker, as its leader sees it: a connection that comes back, credit, and what it may not do.
+"""The leader's link to one worker: reconnect, credit (back-pressure), and what the worker may not do.
 
     connecting ─▶ (shows that it knows the secret) ─▶ connected ─ lost ─▶ pause ─▶ connecting
                                     └─ does not, or breaks a rule ─▶ cut off: longer pause ─▶ connecting

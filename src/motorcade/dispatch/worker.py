@@ -13,7 +13,7 @@ Rule 2: an id is written once, as long as its first writing is remembered (`reme
         connections are closed, and the leader sends it again.
 Rule 3: a result that cannot be written soon is given back (RETURN) before the leader's timeout, so that a Redis
         that is away does not look like a message that no worker can process.
-Rule 4: with `max_waiting` messages inside, nothing more is read.
+Rule 4: back-pressure: with `max_waiting` messages inside, nothing more is read.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Messages to a broker with QoS 1, over one connection after the other, until each is acknowledged.
+"""A reliable publisher: QoS 1 messages to a broker, retried over new connections until each is acknowledged.
 
     posts ─▶ pace ─▶ [ window: sent, not acknowledged ] ─▶ broker
                             ▲                │ connection lost
                             └─ sent again ───┘ over the next one, in order, after what `first` says
 
-Rule 1: a message is sent until it is acknowledged or refused, so it may reach the broker twice. Who must not have that
-        gives it an id that the broker knows it by (fan-out: `batch_id`).
+Rule 1: a message is sent until it is acknowledged or refused, so it may reach the broker twice. To prevent that, give
+        it an id by which the broker dedupes (fan-out: `batch_id`).
 Rule 2: the first refusal ends it: whatever is wrong with a message is likely to be wrong with the next. Those in flight
         are waited for, no further one is sent.
 Rule 3: a broker that is away is waited for, but not for ever: `patience` seconds without an acknowledgement. So a

@@ -765,7 +765,8 @@ MAX_BACKLOG_BYTES: Final = 64 * 2**20
 class Backlog:
     """What was handed to `Store.write` and is not done: rows (entries, records, positions) and bytes of values.
 
-    `write` never refuses because of it. Callers look whether it is `full` before they take more from whom they serve.
+    `write` never refuses because of it. It is the back-pressure of the store: callers check `full` before they accept
+    more from their clients.
     """
 
     __slots__ = ("bytes", "rows")

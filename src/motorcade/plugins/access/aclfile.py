@@ -1,4 +1,4 @@
-"""Reads rule files: the ordered rules of the broker design, and mosquitto's ACL files.
+"""Read ACL files: ordered rules (Erlang terms), and mosquitto's format.
 
 Both become the same `Rule`s. Whatever cannot be understood is an `AccessFileError` that names file and line:
 a rule that is left out may be the one that kept somebody out. A file without a single rule denies everything.

@@ -1,6 +1,7 @@
 """Compacted queues: the last value of each key, in order, for one consumer (`$ECQ`) or for many (`$SCQ`).
 
-Nobody declares such a queue: it is there from its first message on. From the outside in:
+Such a queue is not declared: its first message creates it. The store does the compaction
+(`storage/transaction/mailboxes.py`). From the outside in:
 
     plugin      where all this meets the node
     topics      what producers publish to, consumers subscribe to, and what is refused
