@@ -88,6 +88,7 @@ class VehicleSource(Source):
         for given in self.feed.unsent:
             if given.filter == filter_:
                 self._table.release(given.tag)
+                self._attempts.trigger(self.vin, CHECK)  # another filter may match it too
 
     def terminate(self) -> None:
         if self._attached:
