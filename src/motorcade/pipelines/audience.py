@@ -42,6 +42,7 @@ from pyspark.sql import functions as F  # noqa: N812 - so it is called wherever 
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType
 
+from motorcade.core.record import RecordError
 from motorcade.core.vin import make_vin
 from motorcade.pipelines import PipelineError, failures
 from motorcade.pipelines.batching import MAX_DIFFERENT, CountedVins, VinTally, batches, reason_of, right
@@ -49,7 +50,7 @@ from motorcade.pipelines.rundir import RunDir
 from motorcade.pipelines.sources.brokers import SendCounts, noted
 from motorcade.pipelines.tables import QueryTable
 from motorcade.plugins.fanout.options import FanoutConfig
-from motorcade.plugins.fanout.record import RecordError, decode_entry
+from motorcade.plugins.fanout.record import decode_entry
 from motorcade.plugins.fanout.tables import ENTRIES
 from motorcade.publisher.batches import BATCH, Order
 

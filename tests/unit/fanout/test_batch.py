@@ -19,7 +19,7 @@ from motorcade.plugins.fanout.batch import (
     MAX_REASON,
     MAX_REQUEST_ID,
     BadBatchError,
-    Batch,
+    FanoutBatch,
     check_data_id,
     check_request_id,
     check_size,
@@ -53,7 +53,7 @@ def refusal(payload: bytes, config: FanoutConfig = CONFIG, *, trigger: bool = Fa
 
 
 def test_a_batch_that_carries_its_data() -> None:
-    assert Batch(
+    assert FanoutBatch(
         vins=tuple(VINS[:2]),
         duplicates=0,
         request_id="task_ota_1",
@@ -67,7 +67,7 @@ def test_a_batch_that_carries_its_data() -> None:
 
 def test_a_batch_that_names_its_data_and_says_everything() -> None:
     payload = trigger(expires_in=0.5, priority=9, mode="append", data_id="fw/v2 (final)", batch_id="b" * MAX_BATCH_ID)
-    assert Batch(
+    assert FanoutBatch(
         vins=tuple(VINS[:2]),
         duplicates=0,
         request_id="task_ota_1",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from motorcade.core.record import RecordError
 from motorcade.plugins.fanout.record import (
     DataRecord,
     EntryRecord,
-    RecordError,
     RequestRecord,
     decode_data,
     decode_entry,

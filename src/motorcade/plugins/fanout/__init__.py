@@ -22,8 +22,8 @@ parts           the parts that the others are built on
 plugin          puts it together, and listens
 """
 
-from motorcade.plugins.fanout.batch import BadBatchError, Batch
+from motorcade.plugins.fanout.batch import BadBatchError, FanoutBatch
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.plugin import FanoutPlugin
 
-__all__ = ["BadBatchError", "Batch", "FanoutConfig", "FanoutPlugin"]
+__all__ = ["BadBatchError", "FanoutBatch", "FanoutConfig", "FanoutPlugin"]

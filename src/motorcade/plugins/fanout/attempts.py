@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from motorcade.core.receipt import LATE_ACK, State
-from motorcade.plugins.fanout.inflight import ENDS, Delivery, InflightTable, Phase, Verdict
+from motorcade.plugins.fanout.inflight import ENDS, Delivery, EntryVerdict, InflightTable, Phase
 from motorcade.plugins.fanout.receipt_writer import ReceiptWriter
 from motorcade.plugins.fanout.triggers import Triggers
 
@@ -83,15 +83,15 @@ class Attempts:
             now = self.now()
             verdict = table.judge(delivery.entry, now)
             soon = delivery.phase is Phase.SENT and now < delivery.sent_at + table.delay(delivery)
-            if verdict is Verdict.SEND and soon:
+            if verdict is EntryVerdict.SEND and soon:
                 self.watch(delivery, now)  # sooner than a retry would be: this is the same attempt
                 return True
-            if verdict is Verdict.SEND and delivery.attempts < table.config.max_attempts:
+            if verdict is EntryVerdict.SEND and delivery.attempts < table.config.max_attempts:
                 self.sent(delivery, now)
                 return True
             if verdict in ENDS:
                 self.end(delivery, *ENDS[verdict])
-            elif verdict is Verdict.SEND:
+            elif verdict is EntryVerdict.SEND:
                 self.end(delivery, State.FAILED, "no_ack")
         table.left(delivery)
         table.release(delivery)

@@ -10,7 +10,7 @@ Rule 1: all or nothing. A batch that is returned is right in every part; the err
 Rule 2: types are what JSON says they are: no number for a text, no `true` for a number, no null for what can be left
         out. A vehicle that is named twice gets one message, and is counted.
 Rule 3: keys that mean nothing here are ignored, since platforms put notes of their own into batches, but named in
-        `Batch.extra` for the log: a misspelt `expires_in` should not go unnoticed.
+        `FanoutBatch.extra` for the log: a misspelt `expires_in` should not go unnoticed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BadBatchError(MotorcadeError):
         super().__init__(reason if len(reason) <= MAX_REASON else f"{reason[: MAX_REASON - 1]}…")
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class FanoutBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that is right in every part."""
 
     vins: tuple[str, ...]  #: each once, in the order in which they were named first
@@ -77,13 +77,13 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 _decode = msgspec.json.Decoder().decode
 
 
-def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> Batch:
+def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> FanoutBatch:
     """Return the batch of a message to `$SDV-FANOUT` or `$SDV-FANOUT/trigger`; `BadBatchError` says why it is none."""
     fields, known = _object(payload), _TRIGGER if trigger else _INLINE
     vins = _vins(_required(fields, "ids"), config)
     request_id = _text(fields, "request_id")
     check_request_id(request_id)
-    return Batch(
+    return FanoutBatch(
         vins=(unique := tuple(dict.fromkeys(vins))),
         duplicates=len(vins) - len(unique),
         request_id=request_id,

@@ -28,14 +28,14 @@ from typing import Final
 import msgspec
 
 from motorcade.core.reasons import ReasonCode
+from motorcade.core.record import RecordError
 from motorcade.core.vin import LENGTH
-from motorcade.plugins.fanout.batch import Batch
+from motorcade.plugins.fanout.batch import FanoutBatch
 from motorcade.plugins.fanout.inflight import InflightTable
 from motorcade.plugins.fanout.pending_batch import PendingBatch
-from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, RecordError, decode_batch, encode
+from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, decode_batch, encode
 from motorcade.plugins.fanout.tables import BATCHES, name_of
-from motorcade.storage.ports import Batch as StoreBatch
-from motorcade.storage.ports import Records, StoreError
+from motorcade.storage.ports import Batch, Records, StoreError
 
 _SHOWN: Final = 40  # characters of an id in a refusal
 _DIGEST: Final = 16  # bytes
@@ -101,7 +101,7 @@ class BatchDedup:
         if self._under_way.get(name) is batch:
             del self._under_way[name]
 
-    def keep(self, also: StoreBatch, batch: PendingBatch, named: Named) -> None:
+    def keep(self, also: Batch, batch: PendingBatch, named: Named) -> None:
         """Write down with the receipts of a batch that all of it is stored."""
         result = batch.result
         record = BatchRecord(
@@ -117,7 +117,7 @@ class BatchDedup:
         put(also, name_of(batch.parsed.request_id, named.batch_id), record, self._table.config.data_retention)
 
 
-def named_of(batch: Batch) -> Named | None:
+def named_of(batch: FanoutBatch) -> Named | None:
     """Return what is to be known of a batch with an id until it is stored (rule 4)."""
     if not batch.batch_id:
         return None
@@ -141,7 +141,7 @@ async def find(records: Records, name: str, came: float, retention: float) -> Ba
     return known if known is not None and came < known.time + retention else None  # the option may have been lowered
 
 
-def put(also: StoreBatch, name: str, record: BatchRecord, retention: float) -> None:
+def put(also: Batch, name: str, record: BatchRecord, retention: float) -> None:
     """Write a record with a batch of the store."""
     also.put(BATCHES, name, encode(record), record.time + retention)
 

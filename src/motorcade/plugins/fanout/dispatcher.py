@@ -6,12 +6,13 @@ import asyncio
 from typing import Final
 
 from motorcade.core.receipt import State
-from motorcade.plugins.fanout.inflight import ENDS, Delivery, Verdict, delivery_of
+from motorcade.core.record import RecordError
+from motorcade.plugins.fanout.inflight import ENDS, Delivery, EntryVerdict, delivery_of
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.receipt_writer import RETRY
-from motorcade.plugins.fanout.record import EntryRecord, RecordError, decode_entry
+from motorcade.plugins.fanout.record import EntryRecord, decode_entry
 from motorcade.plugins.fanout.tables import attempts_of, owner_of
-from motorcade.plugins.fanout.triggers import Worker
+from motorcade.plugins.fanout.triggers import TriggerQueue
 from motorcade.storage.ports import Entry, StoreError
 
 FEW: Final = 2  #: entries read where the oldest is the next
@@ -29,25 +30,25 @@ class Dispatcher:
         self._now = parts.now
         self._log = parts.context.log
 
-    async def run(self, worker: Worker) -> None:
-        """Serve the vehicles of a worker until cancelled."""
+    async def run(self, queue: TriggerQueue) -> None:
+        """Serve the vehicles of a queue until cancelled."""
         while True:
-            await worker.wake.wait()
-            worker.wake.clear()
-            while worker.vins:
-                vin = next(iter(worker.vins))
-                del worker.vins[vin]
+            await queue.wake.wait()
+            queue.wake.clear()
+            while queue.vins:
+                vin = next(iter(queue.vins))
+                del queue.vins[vin]
                 try:
-                    await self._serve(vin, worker)
+                    await self._serve(vin, queue)
                 except StoreError as error:
                     self._log.error("fanout_not_read", vin=vin, error=str(error))
-                    worker.vins[vin] = None
+                    queue.vins[vin] = None
                     await asyncio.sleep(RETRY)
                 except Exception:  # noqa: BLE001 - the other vehicles of this worker must not suffer for it
                     self._counters["dispatch_failed"] += 1
                     self._log.exception("fanout_not_dispatched", vin=vin)
 
-    async def _serve(self, vin: str, worker: Worker) -> None:
+    async def _serve(self, vin: str, queue: TriggerQueue) -> None:
         table = self._table
         source = table.sources.get(vin)
         if source is None or vin in table.inflight:
@@ -56,11 +57,11 @@ class Dispatcher:
         if table.sources.get(vin) is not source:
             return  # gone meanwhile; a new connection has its own trigger
         if delivery is None:
-            if all_seen and vin not in worker.vins:
+            if all_seen and vin not in queue.vins:
                 table.drained.add(vin)
             return
         now = self._now()  # reading may have taken long
-        if table.judge(delivery.entry, now) is Verdict.SEND and table.claim(delivery):
+        if table.judge(delivery.entry, now) is EntryVerdict.SEND and table.claim(delivery):
             source.give(delivery, now)
         else:
             source.offer(delivery)
@@ -106,4 +107,4 @@ class Dispatcher:
         verdict = self._table.judge(record, now)
         if verdict in ENDS:
             self._attempts.end(delivery, *ENDS[verdict])
-        return (delivery if verdict is Verdict.SEND else None), verdict is Verdict.LATER
+        return (delivery if verdict is EntryVerdict.SEND else None), verdict is EntryVerdict.LATER

@@ -50,7 +50,7 @@ class Phase(StrEnum):
     ENDING = auto()  #: over, as soon as its receipt is stored
 
 
-class Verdict(StrEnum):
+class EntryVerdict(StrEnum):
     """What to do with a pending entry."""
 
     SEND = auto()
@@ -155,7 +155,7 @@ class InflightTable:
         source = self.sources.get(vin)
         if source is None or vin not in self.drained:
             return False
-        if vin in self.inflight or self.judge(delivery.entry, now) is not Verdict.SEND:
+        if vin in self.inflight or self.judge(delivery.entry, now) is not EntryVerdict.SEND:
             self.drained.discard(vin)
             return vin in self.inflight  # if so, it is looked for when that is over
         if self.claim(delivery):  # else it is over already
@@ -204,16 +204,16 @@ class InflightTable:
 
     # -- requests
 
-    def judge(self, entry: EntryRecord, now: float) -> Verdict:
+    def judge(self, entry: EntryRecord, now: float) -> EntryVerdict:
         """Return what to do with a pending entry."""
         request = self.requests.get(entry.request_id, ACTIVE)
         if entry.accepted_at < request.cancelled_at:
-            return Verdict.CANCELLED
+            return EntryVerdict.CANCELLED
         if 0.0 < entry.expires_at <= now:
-            return Verdict.EXPIRED
+            return EntryVerdict.EXPIRED
         if entry.accepted_at + self.config.data_retention <= now:
-            return Verdict.OUTDATED
-        return Verdict.LATER if request.state == "paused" else Verdict.SEND
+            return EntryVerdict.OUTDATED
+        return EntryVerdict.LATER if request.state == "paused" else EntryVerdict.SEND
 
     def delay(self, delivery: Delivery) -> float:
         """Return the seconds between the last attempt and the next one."""
@@ -238,7 +238,7 @@ def delivery_of(
 
 
 ENDS: Final = {
-    Verdict.EXPIRED: (State.EXPIRED, "expires_in"),
-    Verdict.OUTDATED: (State.EXPIRED, "retention"),
-    Verdict.CANCELLED: (State.CANCELLED, "cancelled"),
+    EntryVerdict.EXPIRED: (State.EXPIRED, "expires_in"),
+    EntryVerdict.OUTDATED: (State.EXPIRED, "retention"),
+    EntryVerdict.CANCELLED: (State.CANCELLED, "cancelled"),
 }

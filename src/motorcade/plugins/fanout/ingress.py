@@ -39,7 +39,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import Receipt, State, delivery_id
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.plugins.fanout import batch as batches
-from motorcade.plugins.fanout.batch import BadBatchError, Batch
+from motorcade.plugins.fanout.batch import BadBatchError, FanoutBatch
 from motorcade.plugins.fanout.counters import UNLOADED
 from motorcade.plugins.fanout.dedup import BatchDedup, named_of
 from motorcade.plugins.fanout.inflight import ACTIVE, delivery_of
@@ -51,8 +51,7 @@ from motorcade.plugins.fanout.receipt_writer import RETRY
 from motorcade.plugins.fanout.record import EntryRecord, encode
 from motorcade.plugins.fanout.recovery import Recovery, parts_of
 from motorcade.plugins.fanout.tables import ENTRIES, INTENTS, PRIORITISED, REQUESTS, STATE, done_of, owner_of
-from motorcade.storage.ports import Batch as StoreBatch
-from motorcade.storage.ports import Bound, Draft, StoreError, StoreFullError, Written
+from motorcade.storage.ports import Batch, Bound, Draft, StoreError, StoreFullError, Written
 
 FLOORS: Final = 100_000  #: vehicles of which it is known how many messages were pending once
 
@@ -97,7 +96,7 @@ class Ingress:
         acknowledge_after(message, batch.done)
         return Handled(outcome=batch.result.answer)
 
-    def submit(self, parsed: Batch, message: Message) -> PendingBatch:
+    def submit(self, parsed: FanoutBatch, message: Message) -> PendingBatch:
         """Take a batch that is right; `StoreFullError` if too many wait."""
         most = self._table.config.max_queued
         if len(self._all) >= most:
@@ -225,7 +224,7 @@ class Ingress:
         expires_at = now + parsed.expires_in if parsed.expires_in is not None else 0.0
         batch.entry = EntryRecord(batch.guid, parsed.request_id, now, expires_at, parsed.priority, batch.publisher)
         key = parsed.request_id.encode() if parsed.mode == "replace" else b""
-        steps = StoreBatch()
+        steps = Batch()
         steps.put(
             INTENTS, batch.guid.hex(), encode(batch.intent())
         )  # first: where batches are not atomic it must be there
@@ -366,7 +365,7 @@ class Ingress:
         result.accepted = len(parsed.vins) - len(batch.rejected)
         if batch.known is not None:
             result.add(batch.known)
-        also = StoreBatch()
+        also = Batch()
         if batch.named is not None:
             self.dedup.keep(also, batch, batch.named)  # before anything is removed by which it could be found out
         receipts: list[Receipt] = []

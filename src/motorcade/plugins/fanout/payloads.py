@@ -14,12 +14,13 @@ from typing import Final, cast
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
+from motorcade.core.record import RecordError
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout.batch import BadBatchError
 from motorcade.plugins.fanout.inflight import InflightTable
-from motorcade.plugins.fanout.record import DataRecord, RecordError, decode_data, encode
+from motorcade.plugins.fanout.record import DataRecord, decode_data, encode
 from motorcade.plugins.fanout.tables import DATA
 from motorcade.storage.ports import Store, StoreError
 

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from motorcade.commit import Commit
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Handled
-from motorcade.plugins.fanout.batch import Batch
+from motorcade.plugins.fanout.batch import FanoutBatch
 from motorcade.plugins.fanout.record import BatchRecord, EntryRecord, IntentRecord, Named
 from motorcade.storage.ports import Appended
 
@@ -77,7 +77,7 @@ class Stage(Enum):
 class PendingBatch:
     """A batch on its way."""
 
-    parsed: Batch
+    parsed: FanoutBatch
     result: BatchResult
     guid: bytes
     publisher: str

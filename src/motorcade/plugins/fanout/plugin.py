@@ -21,6 +21,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import TOPIC as RECEIPT_TOPIC
+from motorcade.core.record import RecordError
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Handled, Stop
 from motorcade.extension.metrics import Counts, Measure, Table
@@ -43,7 +44,7 @@ from motorcade.plugins.fanout.metrics import (
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.payloads import CACHED_BYTES
-from motorcade.plugins.fanout.record import RecordError, decode_data, decode_request
+from motorcade.plugins.fanout.record import decode_data, decode_request
 from motorcade.plugins.fanout.recovery import Recovery
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.source import VehicleSource, is_for
@@ -114,8 +115,8 @@ class FanoutPlugin(Plugin):
         spawn(self.counters.run, "counters")
         await self.recovery.run()
         spawn(self.ingress.run, "ingress")
-        for worker in self._parts.triggers.workers:
-            spawn(partial(self.dispatcher.run, worker), "dispatcher")
+        for queue in self._parts.triggers.queues:
+            spawn(partial(self.dispatcher.run, queue), "dispatcher")
         spawn(self._count, "count")
         spawn(self._collect, "collect")
         spawn(self._trim, "trim")

@@ -20,14 +20,10 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from motorcade.core.errors import MotorcadeError
+from motorcade.core.record import RecordError
 
 Status = Literal["active", "paused", "cancelled"]
 T = TypeVar("T")
-
-
-class RecordError(MotorcadeError):
-    """Something the fan-out has stored cannot be read."""
 
 
 class EntryRecord(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):

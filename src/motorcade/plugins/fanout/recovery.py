@@ -25,10 +25,11 @@ from typing import Final
 
 from motorcade.commit import Commit
 from motorcade.core.receipt import FINAL, Receipt, State, delivery_id
+from motorcade.core.record import RecordError
 from motorcade.plugins.fanout.dedup import find, put, recovered, vins_of
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.receipt_format import history_draft
-from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, RecordError, decode_entry, decode_intent
+from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, decode_entry, decode_intent
 from motorcade.plugins.fanout.tables import INTENTS, done_of, name_of, owner_of
 from motorcade.storage.ports import Batch, Bound, Entry
 

@@ -13,15 +13,16 @@ from motorcade.core import receipt as receipts_
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import ReceiptError
+from motorcade.core.record import RecordError
 from motorcade.core.vin import check_vin
 from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout import views
 from motorcade.plugins.fanout.batch import BadBatchError
-from motorcade.plugins.fanout.inflight import ACTIVE, Delivery, Phase, Verdict
+from motorcade.plugins.fanout.inflight import ACTIVE, Delivery, EntryVerdict, Phase
 from motorcade.plugins.fanout.ingress import Ingress
 from motorcade.plugins.fanout.parts import Parts
-from motorcade.plugins.fanout.record import EntryRecord, RecordError, RequestRecord, Status, decode_entry, encode
+from motorcade.plugins.fanout.record import EntryRecord, RequestRecord, Status, decode_entry, encode
 from motorcade.plugins.fanout.sweeper import Sweeper
 from motorcade.plugins.fanout.tables import REQUESTS, STATE, UNSWEPT, attempts_of, done_of, owner_of
 from motorcade.plugins.fanout.views import (
@@ -283,7 +284,7 @@ class FanoutService:
         return msgspec.structs.replace(view, state="in_flight", attempts=held.attempts, sent_at=held.since, until=until)
 
     def _state(self, record: EntryRecord, now: float) -> Literal["waiting", "paused"]:
-        return "paused" if self._table.judge(record, now) is Verdict.LATER else "waiting"
+        return "paused" if self._table.judge(record, now) is EntryVerdict.LATER else "waiting"
 
     async def _history(self, vin: str) -> list[TargetView]:
         entries = await self._parts.store.mailboxes.read(done_of(vin), 0, HISTORY, self._parts.now())

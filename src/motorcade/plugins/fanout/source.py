@@ -17,7 +17,7 @@ from motorcade.core.topic import matches
 from motorcade.core.vin import VinError, check_vin
 from motorcade.extension.sources import ROOM, Ack, Answer, Feed, Given, Source, Why
 from motorcade.plugins.fanout.attempts import Attempts
-from motorcade.plugins.fanout.inflight import ENDS, Delivery, InflightTable, Phase, Verdict
+from motorcade.plugins.fanout.inflight import ENDS, Delivery, EntryVerdict, InflightTable, Phase
 from motorcade.plugins.fanout.options import FanoutConfig
 
 CHECK: Final = "check"  #: `info`: there may be something for this vehicle
@@ -119,10 +119,10 @@ class VehicleSource(Source):
             return None
         now = self._attempts.now()
         verdict = self._table.judge(delivery.entry, now)
-        if verdict is Verdict.LATER:
+        if verdict is EntryVerdict.LATER:
             self._table.release(delivery)
             return None
-        if verdict is not Verdict.SEND:
+        if verdict is not EntryVerdict.SEND:
             self._attempts.end(delivery, *ENDS[verdict])
             return None
         self._attempts.sent(delivery, now)
@@ -139,7 +139,7 @@ class VehicleSource(Source):
         if ack.dropped in ("too_large", "unusable"):
             self._attempts.end(delivery, State.FAILED, ack.dropped)
         elif ack.dropped == "expired":
-            self._attempts.end(delivery, *ENDS[Verdict.EXPIRED])
+            self._attempts.end(delivery, *ENDS[EntryVerdict.EXPIRED])
         elif ack.dropped:
             if ack.dropped != "withdrawn":  # `sending` has taken care of that
                 self._table.release(delivery)  # the vehicle may not read it any more: it waits until it may

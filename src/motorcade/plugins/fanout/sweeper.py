@@ -15,10 +15,11 @@ from collections import Counter
 from time import perf_counter
 from typing import Final
 
+from motorcade.core.record import RecordError
 from motorcade.plugins.fanout.dispatcher import Dispatcher
-from motorcade.plugins.fanout.inflight import ENDS, Verdict
+from motorcade.plugins.fanout.inflight import ENDS, EntryVerdict
 from motorcade.plugins.fanout.parts import Parts
-from motorcade.plugins.fanout.record import RecordError, decode_batch, decode_data, decode_entry
+from motorcade.plugins.fanout.record import decode_batch, decode_data, decode_entry
 from motorcade.plugins.fanout.tables import BATCHES, DATA, DONE, PRIORITISED, STATE, UNSWEPT, owner_of, vin_of
 from motorcade.plugins.fanout.views import GcView
 
@@ -52,7 +53,7 @@ class Sweeper:
         self.idle.clear()
         began = perf_counter()
         vehicles = 0
-        ended: Counter[Verdict] = Counter()
+        ended: Counter[EntryVerdict] = Counter()
         batches, self._priorities = self._table.priorities, 0
         cancels, finished, history = self._table.cancels, self._receipts.finished, 0
         try:
@@ -80,8 +81,8 @@ class Sweeper:
         self._counters["collections"] += 1
         return GcView(
             vehicles=vehicles,
-            expired=ended[Verdict.EXPIRED] + ended[Verdict.OUTDATED],
-            cancelled=ended[Verdict.CANCELLED],
+            expired=ended[EntryVerdict.EXPIRED] + ended[EntryVerdict.OUTDATED],
+            cancelled=ended[EntryVerdict.CANCELLED],
             data=sum(1 for name in before if name not in self.data),
             octets=sum(size for name, size in before.items() if name not in self.data),
             seconds=perf_counter() - began,
@@ -106,7 +107,7 @@ class Sweeper:
         for request_id in [name for name, record in requests.items() if record.over(before)]:
             del requests[request_id]
 
-    async def _look_at(self, vin: str, ended: Counter[Verdict]) -> None:
+    async def _look_at(self, vin: str, ended: Counter[EntryVerdict]) -> None:
         after = 0
         while True:
             now = self._now()
@@ -118,7 +119,7 @@ class Sweeper:
                     verdict = self._table.judge(record, now)
                     self._priorities += record.priority > 0
                 except RecordError:
-                    verdict = Verdict.SEND  # `look_at` tells of it
+                    verdict = EntryVerdict.SEND  # `look_at` tells of it
                 held = self._table.inflight.get(vin)
                 if held is not None and held.position == entry.position:
                     if verdict in ENDS and held.in_window and not held.ending and vin not in self._table.sources:

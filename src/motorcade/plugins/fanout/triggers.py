@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from motorcade.plugins.fanout.source import VehicleSource
 
 
-class Worker:
+class TriggerQueue:
     """Vehicles that are to be looked at, each once."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Triggers:
 
     def __init__(self, workers: int, counters: Counter[str]) -> None:
         self.sources: dict[str, VehicleSource] = {}  #: by VIN: vehicles that are connected and subscribed
-        self.workers = [Worker() for _ in range(workers)]
+        self.queues = [TriggerQueue() for _ in range(workers)]
         self._counters = counters
 
     def trigger(self, vin: str, why: str) -> None:
         """Have a vehicle looked at, if it is there."""
         if vin in self.sources:
             self._counters[f"trigger_{why}"] += 1
-            worker = self.workers[crc32(vin.encode()) % len(self.workers)]
-            worker.vins[vin] = None
-            worker.wake.set()
+            queue = self.queues[crc32(vin.encode()) % len(self.queues)]
+            queue.vins[vin] = None
+            queue.wake.set()
