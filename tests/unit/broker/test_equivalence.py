@@ -9,8 +9,10 @@ remembers and counts in the end. One freedom is left: within one read, the fast 
 what an acknowledgement has made room for, so messages and answers are compared each in their own order.
 
 The same holds with a store: sessions with an expiry are durable then, and what is in the store in the end is compared
-too. Its writes are done at once or when a step of the conversation says so. One more freedom is left then: whoever
+too. Its writes are done at once or when a step of the conversation says so. Two more freedoms are left then. Whoever
 subscribes while a message is being stored may get it or not, so a SUBSCRIBE is sent when nothing waits for the store.
+And an entry of the fast path is a few bytes smaller (it has neither guid nor time), so a mailbox that is full by bytes
+may hold one more: here only the number of `LARGE` messages tells whether there is room, whatever surrounds them.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ from tests.support.virtual import MemoryNode, Peer, standing
 CLIENTS = 3
 TOPICS = ("a", "a", "a", "a/b", "c", "$s/a", "ü")  # what comes often stands here often; `$s/a` mostly has no subscriber
 FILTERS = ("a", "a", "a", "a/b", "a/+", "#", "+", "c", "ü", "$share/g/a", "$share/h/a/#", "$s/a")
-OPTIONS = SessionOptions(window=3, queue=5, queue_bytes=1200, max_awaiting_rel=4)
+LARGE = 2000  #: bytes; more than all others together that a mailbox has room for
+OPTIONS = SessionOptions(window=3, queue=5, queue_bytes=4 * LARGE - 1, max_awaiting_rel=4)
 
 # --- what clients do ----------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Hold:
 Step = Burst | Join | Leave | Stall | Wait | Hold
 
 small_ids = st.integers(1, 6)
-payloads = st.sampled_from((b"", b"1", b"22", b"x" * 120, b"y" * 300)) | st.binary(max_size=4)
+payloads = st.sampled_from((b"", b"1", b"22", b"x" * 120, b"y" * LARGE)) | st.binary(max_size=4)
 
 
 def often(usual: Any, *unusual: Any, weight: int = 6) -> st.SearchStrategy[Any]:
@@ -249,7 +252,7 @@ bursts = st.builds(
     Burst,
     clients,
     st.lists(actions, min_size=2, max_size=10).map(tuple),
-    st.lists(st.integers(0, 400), max_size=3).map(tuple),
+    st.lists(st.integers(0, 4 * LARGE), max_size=3).map(tuple),
     st.booleans(),
 )
 
@@ -355,9 +358,9 @@ def _authorize(client: ClientInfo, action: str, topic: str, _decision: bool | No
 class Run:
     """One conversation on a node of its own."""
 
-    def __init__(self, *, observed: bool, guarded: bool, lasting: bool) -> None:
+    def __init__(self, *, observed: bool, guarded: bool, lasting: bool, options: SessionOptions = OPTIONS) -> None:
         self.store = HeldStore() if lasting else None
-        self.node = MemoryNode(OPTIONS, store=self.store)
+        self.node = MemoryNode(options, store=self.store)
         self.observed = observed
         self.clients = [Client() for _ in range(CLIENTS)]
         log = structlog.stdlib.get_logger("test")
@@ -585,3 +588,33 @@ def test_the_byte_loop_means_what_the_channel_means(lasting: bool, conversation:
         found = difference(conversation, guarded=guarded, lasting=lasting)
         steps = "\n".join(map(repr, conversation))
         pytest.fail(f"{found}\nafter (guarded: {guarded})\n{steps}", pytrace=False)
+
+
+def test_only_the_guid_and_time_of_an_entry_make_it_larger_on_the_slow_path() -> None:
+    """Bounds in bytes are those of the store: between both sizes, one speed keeps a message that the other drops."""
+    conversation: list[Step] = [Join(n, Connect(f"c{n}", 4, clean_start=False)) for n in range(2)]
+    conversation += [
+        Burst(0, (Say(Subscribe(1, (Subscription("a", 1),))),)),
+        Stall(0, True),
+        *(Burst(1, (Say(Publish("a", b"%d" % n, 1, packet_id=n)),)) for n in (1, 2)),
+    ]
+
+    def played(observed: bool, queue_bytes: int) -> Run:
+        run = Run(
+            observed=observed,
+            guarded=False,
+            lasting=True,
+            options=msgspec.structs.replace(OPTIONS, queue_bytes=queue_bytes),
+        )
+        run.play(conversation)
+        return run
+
+    def size(run: Run) -> int:
+        assert run.store is not None
+        return sum(box.size_bytes for box in run.store.inner.mailboxes.boxes.values())
+
+    quick, thorough = played(False, 10_000), played(True, 10_000)
+    assert quick.memory() == thorough.memory()
+    assert size(quick) < size(thorough)
+    quick, thorough = played(False, size(quick)), played(True, size(quick))
+    assert [run.memory()["dropped"]["queue_full"] for run in (quick, thorough)] == [0, 1]
