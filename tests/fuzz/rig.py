@@ -28,7 +28,7 @@ from motorcade.broker import connection as broker_connection
 from motorcade.broker import fastpath
 from motorcade.broker.broker import Broker
 from motorcade.broker.channel import Channel
-from motorcade.broker.connection import Connection
+from motorcade.broker.connection import SUSPENDED, Connection
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.session import Session
 from motorcade.broker.state import BrokerOptions, BrokerState
@@ -197,7 +197,7 @@ class Peer:
     @property
     def suspended(self) -> bool:
         """Whether the connection lives and waits for a plugin."""
-        return self.connection._suspended and self.connection.transport is not None
+        return bool(self.connection.pauses & SUSPENDED) and self.connection.transport is not None
 
     # -- what the broker wrote
 

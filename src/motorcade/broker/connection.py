@@ -7,13 +7,15 @@ conversations both ways and compares.
     read -> fast path or channel -> window of each receiver: bytes appended to `out`, window marked dirty
     end of the loop turn -> Flusher.flush: one write per dirty connection
 
-Back-pressure: the connection reads nothing while it waits for a hook chain, for a slow receiver, for room in the store
-or because of its rate limit. So its packets stay in order, TCP slows the sender down, and others are not held up.
+Back-pressure: every reason not to read from a client is a `Pause`: a hook chain, a slow receiver, the store, its rate.
+They add up, and the client is read from again when none is left (`hold`, `resume`). So its packets stay in order, TCP
+slows the sender down, and others are not held up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import inspect
 import socket
 from collections.abc import Callable
@@ -68,6 +70,30 @@ RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that wait
 MAX_UNCOMMITTED = 1000  #: answers to one client that wait for the store, before no more of its packets are taken
 MAX_UNCOMMITTED_BYTES = 4 * 1024 * 1024  #: bytes of the messages they are for
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
+
+
+class Pause(enum.IntFlag):
+    """Why a connection does not read."""
+
+    HOOK = enum.auto()  #: a hook chain has not answered yet
+    RECEIVER = enum.auto()  #: the receiver of its last message is behind (window, rule 4)
+    STORE = enum.auto()  #: its last packet must be stored before the next one is taken
+    ANSWERS = enum.auto()  #: too many of its answers wait for the store
+    LONG_PACKET = enum.auto()  #: its last packet is so much work that it goes on in the next turn of the loop
+    RATE = enum.auto()  #: it is over its message rate or byte rate
+    TURN = enum.auto()  #: its budget of this turn of the loop is spent
+    FULL_SOCKET = enum.auto()  #: it does not read what it is sent; its packets would only make more answers
+    CLOSING = enum.auto()  #: the end; no other reason counts any more
+
+
+# Plain integers, as is the set of a connection's reasons: an operator of an enum costs a microsecond.
+#: A packet was taken and is not done with: nothing else may be decided for the client meanwhile.
+SUSPENDED = (Pause.HOOK | Pause.RECEIVER | Pause.STORE | Pause.ANSWERS | Pause.LONG_PACKET).value
+#: What has been read already is not taken either. A full socket only ends the reading.
+HELD = SUSPENDED | Pause.RATE.value | Pause.TURN.value
+CLOSING = Pause.CLOSING.value
+ANSWERS = Pause.ANSWERS.value
+TURN = Pause.TURN.value
 
 
 class Flusher:
@@ -130,23 +156,20 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_answering",
         "_chunks",
-        "_crowded",
         "_have",
         "_lost",
         "_need",
+        "_paused",
         "_pumping",
         "_socket",
-        "_spent",
         "_steps",
         "_steps_behind",
-        "_suspended",
         "_task",
         "_throttled",
         "asked",
         "broker",
         "bytes_bucket",
         "channel",
-        "closing",
         "deadline",
         "direct",
         "expires_at",
@@ -177,7 +200,7 @@ class Connection(asyncio.Protocol):
         self.stalled_bytes = 0
         self._socket: socket.socket | None = None  # plain TCP; TLS and WebSocket have more to do than to send bytes
         self.direct: Callable[[bytes], int] | None = None  # its `send`, while nothing waits in the transport's buffer
-        self.closing = False
+        self._paused = 0  # the reasons why nothing is read, a set of `Pause` as a number
         self.with_will = True
         self.why = "connection lost"
         self.messages_bucket: LeakyBucket | None = None
@@ -188,11 +211,8 @@ class Connection(asyncio.Protocol):
         self._pumping = False  # a pump is due in the next turn
         self._steps: Steps | None = None  # a conversation that waits for the client's next packet
         self._steps_behind: Steps | None = None  # one that waits for another client to catch up
-        self._suspended = False
-        self._spent = False  # the budget of this turn is; it goes on in the next one
         self._lost = False  # by the network, before everything that had been read was taken
         self._answering = False  # a conversation that waited for the store goes on
-        self._crowded = False  # too many answers wait for the store
         self._throttled: asyncio.TimerHandle | None = None  # the end of a pause because of its rate
         self._task: asyncio.Task[None] | None = None
 
@@ -207,7 +227,7 @@ class Connection(asyncio.Protocol):
         # Without an address (the peer has reset the connection before we looked) nobody can say who it is.
         host, port = (peer[0], peer[1]) if isinstance(peer, tuple) else ("", 0)
         if not host or not self.broker.add(self, host):
-            self.closing = True
+            self.hold(Pause.CLOSING)
             transport.abort()
             return
         transport.set_write_buffer_limits(state.limits.write_high, state.limits.write_low)
@@ -223,14 +243,14 @@ class Connection(asyncio.Protocol):
         if self._socket is not None:
             self._socket.detach()
             self._socket = self.direct = None
-        if self._spent and not self.closing and self._chunks is not None:
+        if self._paused & TURN and self._chunks is not None:
             self._lost = True  # what has come before the end counts, a DISCONNECT among it: go on as if it were there
             return
         self._end()
 
     def _end(self) -> None:
         """Give back everything that belongs to the connection."""
-        self.closing = True
+        self.hold(Pause.CLOSING)
         if self._throttled is not None:
             self._throttled.cancel()
         if self._task is not None:
@@ -246,7 +266,7 @@ class Connection(asyncio.Protocol):
         self.stalled_since = monotonic()
         if self.session is not None:
             self.session.set_writable(False)
-        self._hold_reading()  # its packets would only make more answers
+        self.hold(Pause.FULL_SOCKET)
 
     def resume_writing(self) -> None:
         self.stalled_since = None
@@ -254,7 +274,7 @@ class Connection(asyncio.Protocol):
         if self.session is not None:
             self.session.set_writable(True)
             self.pump()
-        self._go_on_reading()
+        self.resume(Pause.FULL_SOCKET)
 
     def stalled(self, now: float) -> float:
         """Seconds for which the full socket has taken nothing at all."""
@@ -282,10 +302,12 @@ class Connection(asyncio.Protocol):
                 return
             data = b"".join(self._chunks)
             self._chunks = None
-        if self.closing or self._suspended or self._spent or self._throttled is not None:  # `held`, without a call
-            if not self.closing:
+        if self._paused:
+            if self._paused & CLOSING:
+                return
+            if self._paused & HELD:
                 self._keep(data, len(data))
-            return
+                return
         session = self.session
         before = session.received if session is not None else 0
         if arrived >= FULL_READ:
@@ -306,15 +328,49 @@ class Connection(asyncio.Protocol):
             else:
                 flusher.later()
 
+    # -- back-pressure
+
+    def hold(self, why: Pause) -> None:
+        """Stop reading, for one more reason."""
+        if self._paused & CLOSING:
+            return
+        if why is Pause.CLOSING:  # the transport does not read any more by itself
+            self._paused = CLOSING
+            return
+        self._paused |= why.value
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self, why: Pause) -> None:
+        """Drop a reason. If nothing holds the client any more, take what was kept meanwhile and read again."""
+        self._paused &= ~why.value
+        if self._paused & (HELD | CLOSING):
+            return
+        self.seen = monotonic()
+        if not self._paused and self.transport is not None:
+            self.transport.resume_reading()
+        if self._chunks is not None:
+            self.data_received(b"")
+
+    @property
+    def pauses(self) -> Pause:
+        """Return why nothing is read."""
+        return Pause(self._paused)
+
     @property
     def held(self) -> bool:
-        """Whether nothing is taken from it now: something is waited for, or it is over its rate or budget."""
-        return self._suspended or self._spent or self._throttled is not None
+        """Return True if nothing is taken from it now: something is waited for, or it is over its rate or budget."""
+        return self._paused & HELD != 0
+
+    @property
+    def closing(self) -> bool:
+        """Return True from the moment at which it is closed, even if something is still to be written."""
+        return self._paused & CLOSING != 0
 
     @property
     def spent(self) -> bool:
-        """Whether nothing but the budget of this turn keeps it from taking more."""
-        return self._spent and not self._suspended and self._throttled is None
+        """Return True if nothing but the budget of this turn keeps it from taking more."""
+        return self._paused & HELD == TURN
 
     # -- packets
 
@@ -327,18 +383,18 @@ class Connection(asyncio.Protocol):
         n = len(data)
         i = 0
         left = fastpath.PACKETS_PER_TURN
-        while not self.closing:
+        while not self._paused & CLOSING:
             session, channel = self.session, self.channel
             if session is not None and channel is not None and channel.session is not None and not state.observed:
                 i, left = fastpath.run(channel, session, data, i, self._max_size(), left)
                 if self.session is not session:  # a write was refused at once, and the client sent away
                     return
                 if session.acks is not None and _crowd(session.acks):
-                    self._hold_off()
+                    self.hold(Pause.ANSWERS)
                     self._keep(data[i:], 0)
                     return
                 if state.store is not None and session.acks_wait and state.store.full:
-                    self._hold_off()  # until one of its answers is there
+                    self.hold(Pause.ANSWERS)  # until one of its answers is there
                     self._keep(data[i:], 0)
                     return
             elif i < n and session is None and self._steps is None and data[i] >> 4 != 1:
@@ -366,29 +422,15 @@ class Connection(asyncio.Protocol):
 
     def _give_way(self) -> None:
         """Let the others have their turn of the loop before this client's next packets."""
-        if not self._spent:
-            self._spent = True
-            self._hold_reading()
+        if not self._paused & (TURN | CLOSING):
+            self.hold(Pause.TURN)
             self.broker.loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         """The others have had their turn."""
-        self._spent = False
-        if not self._suspended:
-            self._go_on()
-        if self._lost and not self._spent:
+        self.resume(Pause.TURN)
+        if self._lost and not self._paused & TURN:
             self._end()
-
-    def _go_on(self) -> None:
-        """Read again, after what has been kept meanwhile."""
-        self._suspended = False
-        self.seen = monotonic()
-        if self.closing or self.held:
-            return
-        self._go_on_reading()
-        self._need = 0
-        if self._chunks is not None:
-            self.data_received(b"")
 
     def _max_size(self) -> int:
         """Bytes a packet of this client may have; little until it is let in."""
@@ -441,8 +483,7 @@ class Connection(asyncio.Protocol):
                 self._wait_for(effect.session, steps)
                 return False
             elif effect is NEXT_TURN:
-                self._suspended = True
-                self._hold_reading()
+                self.hold(Pause.LONG_PACKET)
                 self._steps_behind = steps
                 self.caught_up()
                 return False
@@ -478,15 +519,13 @@ class Connection(asyncio.Protocol):
 
     def _suspend(self, steps: Steps, waiting: Any) -> None:
         """Read nothing more until a hook chain has answered."""
-        self._suspended = True
-        self._hold_reading()
+        self.hold(Pause.HOOK)
         self._task = asyncio.create_task(self._wait(steps, waiting), name="hook")
         self._task.add_done_callback(lambda _: _close_unstarted(waiting))
 
     def _wait_for(self, session: Session, steps: Steps) -> None:
         """Read nothing more until a client that is behind has caught up (window, rule 4)."""
-        self._suspended = True
-        self._hold_reading()
+        self.hold(Pause.RECEIVER)
         self._steps_behind = steps
         if session.waiting is None:
             session.waiting = []
@@ -500,28 +539,22 @@ class Connection(asyncio.Protocol):
             if self.closing:
                 steps.close()
                 return False
-            self._suspended = True
-            self._hold_reading()
+            self.hold(Pause.STORE)
             self._steps_behind = steps
             acks.join(effect.commit, self._after_wait, first=self._answering)
             return False
         acks.join(effect.commit, partial(self._answer, session, steps), 1, effect.size, first=self._answering)
         if not _crowd(acks):
             return True
-        self._hold_off()
+        self.hold(Pause.ANSWERS)
         return False
 
-    def _hold_off(self) -> None:
-        """Take no packets until fewer answers wait for the store."""
-        self._suspended = self._crowded = True
-        self._hold_reading()
-
     def less_crowded(self) -> None:
-        """Take packets again, if it was held off and few answers wait now."""
+        """Take packets again in the next turn, if it was held off and few answers wait now."""
         session = self.session
-        if self._crowded and (session is None or session.acks is None or not _crowd(session.acks, 2)):
-            self._crowded = False
-            self.broker.loop.call_soon(self._go_on)
+        if self._paused & ANSWERS and (session is None or session.acks is None or not _crowd(session.acks, 2)):
+            self._give_way()
+            self.resume(Pause.ANSWERS)
 
     def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
         """QoS 1 messages that the fast path took are stored, or could not be."""
@@ -576,8 +609,7 @@ class Connection(asyncio.Protocol):
         if self.closing:
             steps.close()
             return
-        self._suspended = False
-        self._go_on_with(steps, None)
+        self._go_on(steps, None, Pause.RECEIVER | Pause.STORE | Pause.LONG_PACKET)
 
     async def _wait(self, steps: Steps, waiting: Any) -> None:
         answer = await waiting
@@ -585,11 +617,11 @@ class Connection(asyncio.Protocol):
         if self.closing:
             steps.close()
             return
-        self._suspended = False
-        self._go_on_with(steps, answer)
+        self._go_on(steps, answer, Pause.HOOK)
 
-    def _go_on_with(self, steps: Steps, answer: Any) -> None:
+    def _go_on(self, steps: Steps, answer: Any, why: Pause) -> None:
         """Continue a conversation that had to wait, then with what has been read meanwhile."""
+        self._paused &= ~why.value  # it may have to wait for the same again, or for something else
         try:
             done = self._drive(steps, answer)
         except ProtocolError as error:
@@ -601,7 +633,7 @@ class Connection(asyncio.Protocol):
         finally:
             self.broker.flusher.later()
         if done:
-            self._go_on()
+            self.resume(why)
 
     def _keep(self, data: bytes, need: int) -> None:
         """Keep bytes for later; they are looked at again when `need` bytes are there."""
@@ -633,24 +665,14 @@ class Connection(asyncio.Protocol):
                 self.broker.state.refuse("byte_rate")
                 wait = max(wait, byte_wait)
         if wait:
-            self._hold_reading()
+            self.hold(Pause.RATE)
             if self._throttled is not None:
                 self._throttled.cancel()
             self._throttled = self.broker.loop.call_later(wait, self._unthrottle)
 
     def _unthrottle(self) -> None:
         self._throttled = None
-        if not self._suspended:
-            self._go_on()
-
-    def _hold_reading(self) -> None:
-        if self.transport is not None and not self.closing:
-            self.transport.pause_reading()
-
-    def _go_on_reading(self) -> None:
-        """Read again unless there is another reason not to."""
-        if self.transport is not None and not self.closing and not self.held and self.stalled_since is None:
-            self.transport.resume_reading()
+        self.resume(Pause.RATE)
 
     # -- out
 
@@ -805,7 +827,7 @@ class Connection(asyncio.Protocol):
         """Close after what is left has been written."""
         if self.closing:
             return
-        self.closing = True
+        self.hold(Pause.CLOSING)
         self.why = why
         self.flush()
         self._leave()
@@ -827,7 +849,7 @@ class Connection(asyncio.Protocol):
         """Access rules have changed; what is being decided now is decided first."""
         if self.channel is None or self.session is None or self.closing:
             return
-        if self._suspended:
+        if self._paused & SUSPENDED:
             self.broker.loop.call_later(RECHECK_AGAIN, self.recheck)
         else:
             self._drive(self.channel.recheck(self.session), None)

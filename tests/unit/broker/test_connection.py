@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from motorcade.broker import connection as connection_module
+from motorcade.broker.connection import Pause
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -286,6 +287,47 @@ def test_a_full_socket_stops_reading_until_it_is_empty(make: Make) -> None:
     assert not car.wire.reading
     car.wire.drain()
     assert car.wire.reading
+
+
+HOLDING = [pause for pause in Pause if pause not in (Pause.FULL_SOCKET, Pause.CLOSING)]  #: what is read is kept
+
+
+@pytest.mark.parametrize("pause", HOLDING, ids=lambda pause: pause.name)
+def test_reasons_not_to_read_add_up(make: Make, pause: Pause) -> None:
+    """What comes while a connection is held is taken, in order, when the last reason has gone."""
+    node = make()
+    car = node.client("car")
+    connection = car.connection
+    for other in {*HOLDING, Pause.FULL_SOCKET} - {pause}:
+        connection.hold(pause)
+        connection.hold(other)
+        assert (connection.pauses, connection.held, car.wire.reading) == (pause | other, True, False)
+        car.send(Subscribe(1, (Subscription("t"),)))
+        car.send(Publish("t", b"x"))
+        node.turn()
+        connection.resume(other)
+        node.turn()
+        assert (connection.pauses, car.take(), car.wire.reading) == (pause, [], False)
+        connection.resume(pause)
+        node.turn()
+        assert (connection.pauses, connection.held, car.wire.reading) == (Pause(0), False, True)
+        assert [type(packet) for packet in car.take()] == [Suback, Publish]
+
+
+def test_a_closing_connection_is_never_read_again(make: Make) -> None:
+    """Whatever held it before, or would hold it or let it go now."""
+    node = make()
+    for number, pause in enumerate((*HOLDING, Pause.FULL_SOCKET)):
+        car = node.client(f"car{number}")
+        connection = car.connection
+        connection.hold(pause)
+        connection.close("enough")
+        connection.hold(pause)
+        connection.resume(pause)
+        assert connection.pauses == Pause.CLOSING and connection.closing and not connection.held
+        connection.data_received(codec.encode(Pingreq(), 5))
+        node.turn()
+        assert not car.take()
 
 
 # --- hooks that wait (on a real event loop) -----------------------------------------------------------------------
