@@ -23,8 +23,8 @@ Rule 4: each pipeline carries jobs out in the order in which they were submitted
         overtake: payloads, which have no order, and which entries wait for.
 Rule 5: at most `MAX_QUEUED` calls wait; jobs beyond that stand in line.
 Rule 6: `StoreRefusedError` is for jobs of which surely nothing was done, `StoreFullError` for those of which nothing
-        that grows was done: every call of it was refused, and none was ever sent without an answer. Whatever else goes
-        wrong is a `StoreError`: it may have been done. That is so when the store is closed before the answer is there,
+        that grows was done: every call of it was refused, and none was ever sent without an answer. Any other
+        error is a `StoreError`: the outcome is unknown. That is so when the store is closed before the answer is there,
         when the rest of a job finds its server full, and when a call is refused that was sent before.
 Rule 7: a condition of a job that does not hold (`JobStage.conditions`, lua/guard.lua) refuses this job and no other.
         It is checked in its pipeline, together with the operations of its stage there.

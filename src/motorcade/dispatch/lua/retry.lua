@@ -1,4 +1,4 @@
--- A message that was given up goes back to the intake, once.
+-- Return a dead letter to the intake for a retry, once.
 -- KEYS: stream, mark      ARGV: payload, how long the mark stays (ms)
 -- The mark is set last: an entry that could not be added must not look as if it had been.
 if redis.call('EXISTS', KEYS[2]) == 1 then
