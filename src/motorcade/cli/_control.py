@@ -6,7 +6,8 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
+from motorcade.cli import _output
 from motorcade.core.errors import MotorcadeError
 from motorcade.http.token import find_token
 
@@ -28,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 DEFAULT = "127.0.0.1:18083"
 DATA = "./motorcade-data"  #: where a node of this folder keeps its files unless told otherwise
 _PATIENCE = 30.0  # seconds; loading a plugin may take a while
-_PAGE = 500
+_PAGE = 500  # entries per request
 
 
 class ControlError(MotorcadeError):
@@ -83,21 +85,44 @@ class ControlClient:
             " or say where it is with --http HOST:PORT"
         )
 
-    def pages(self, path: str, limit: int | None = None) -> Iterator[Any]:
-        """All entries of a list, page by page, at most `limit`."""
-        cursor: str | None = None
+    def pages(
+        self, path: str, limit: int | None = None, *, size: int = _PAGE, key: str = "cursor", **query: object
+    ) -> Iterator[Any]:
+        """Yield the entries of a list, at most `limit`, by requests for `size` of them; `key` is where to go on."""
         left = limit
         while left is None or left > 0:
-            query: dict[str, object] = {"limit": _PAGE if left is None else min(_PAGE, left)}
-            if cursor is not None:
-                query["cursor"] = cursor
+            query["limit"] = size if left is None else min(size, left)
             answer = self.call("GET", f"{path}?{urlencode(query)}")
             yield from answer["data"]
-            cursor = answer["meta"].get("cursor")
-            if cursor is None:
+            if (cursor := answer["meta"].get("cursor")) is None:
                 return
+            query[key] = cursor
             if left is not None:
                 left -= len(answer["data"])
+
+
+@dataclass(frozen=True)
+class NodeFlags:
+    """The options of every verb that asks a node: which one, and how its answer is printed."""
+
+    http: Http = DEFAULT
+    token: Token = None
+    as_json: AsJson = False
+
+    @property
+    def control(self) -> ControlClient:
+        return ControlClient(self.http, self.token)
+
+    def call(self, method: str, path: str, body: object = None) -> Any:
+        """Send one request."""
+        return self.control.call(method, path, body)
+
+    def print(self, answer: Any, text: Callable[[Any], None]) -> None:
+        """Print an answer as JSON, or for people by `text`."""
+        if self.as_json:
+            _output.print_json(answer)
+        else:
+            text(answer)
 
 
 def name(text: str) -> str:

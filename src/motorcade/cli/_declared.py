@@ -10,13 +10,12 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
 from motorcade.cli import _control, _options, _output
+from motorcade.cli._groups import verb
 
-_PAGE = 500  # messages per request
 FARTHEST = 2**63 - 1  #: a position
 LIMIT = 100  #: messages shown unless the caller says otherwise
 
@@ -41,15 +40,11 @@ class Noun:
             raise typer.BadParameter(f"a {self.name} has a name", param_hint="NAME")
         return f"{self.plural}/{_control.name(name)}"
 
-    def call(self, http: str, token: str | None, method: str, name: str, body: object = None) -> Any:
-        """One request about one of them."""
-        return _control.ControlClient(http, token).call(method, self.path(name), body)
 
-
-def options(topics: list[str] | None, given: list[str] | None, **flags: object) -> dict[str, object]:
-    """The body of a request, of `--topic`, `--set` and flags of their own; each option once."""
+def options(topics: list[str] | None = None, options: list[str] | None = None, **flags: object) -> dict[str, object]:
+    """Make the body of a request of `--topic`, `--set` and flags of their own; each option once."""
     flags = {"topics": topics or None, **flags}
-    body = _options.settings(given or [])
+    body = _options.settings(options or [])
     for key, value in flags.items():
         if value is None:
             continue
@@ -59,79 +54,57 @@ def options(topics: list[str] | None, given: list[str] | None, **flags: object) 
     return body
 
 
-def create(noun: Noun, name: str, body: dict[str, object], http: str, token: str | None, as_json: bool) -> None:
+def create(noun: Noun, name: str, body: dict[str, object], node: _control.NodeFlags) -> None:
     """Declare one."""
-    answered(noun, name, "created", noun.call(http, token, "POST", name, body), as_json)
+    _tell(noun, name, "created", node.call("POST", noun.path(name), body), node)
 
 
-def change(noun: Noun, name: str, body: dict[str, object], http: str, token: str | None, as_json: bool) -> None:
+def change(noun: Noun, name: str, body: dict[str, object], node: _control.NodeFlags) -> None:
     """Give one other options; those that are not named stay as they are."""
     if not body:
         raise typer.BadParameter("nothing to change; name an option, for example by --set KEY=VALUE")
-    answered(noun, name, "changed", noun.call(http, token, "PATCH", name, body), as_json)
+    _tell(noun, name, "changed", node.call("PATCH", noun.path(name), body), node)
 
 
-def answered(noun: Noun, name: str, done: str, answer: Any, as_json: bool) -> None:
-    """What has been done to one."""
-    if as_json:
-        _output.print_json(answer)
-    else:
-        print(f"{noun.name} {name!r} is {done}")
+def _tell(noun: Noun, name: str, done: str, answer: Any, node: _control.NodeFlags) -> None:
+    node.print(answer, lambda _view: print(f"{noun.name} {name!r} is {done}"))
 
 
 def add_list(app: typer.Typer, noun: Noun) -> None:
-    """`list`."""
+    """Add `list`."""
 
-    @app.command("list", help=f"All {noun.plural} of the node, from its configuration and from commands.")
-    def list_(
-        http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False
-    ) -> None:
-        found = _control.ControlClient(http, token).call("GET", noun.plural)["data"]
-        print_list(noun, found, as_json)
+    @verb(app, "list", help=f"All {noun.plural} of the node, from its configuration and from commands.")
+    def list_(*, node: _control.NodeFlags) -> None:
+        print_list(noun, node.call("GET", noun.plural)["data"], node)
 
 
-def print_list(noun: Noun, found: list[dict[str, Any]], as_json: bool) -> None:
-    """A line for each, in those columns that any of them has."""
-    if as_json:
-        _output.print_json(found)
-    elif found:
-        rows = [dict(fields(entry)) for entry in found]
-        columns = [column for column in noun.columns if any(column in row for row in rows)]
-        _output.print_table(columns, ([row.get(column) for column in columns] for row in rows))
-    else:
-        print(f"no {noun.plural}")
+def print_list(noun: Noun, found: list[dict[str, Any]], node: _control.NodeFlags) -> None:
+    """Print a line for each."""
+    node.print(
+        found, lambda views: _output.print_list(noun.columns, (dict(fields(view)) for view in views), noun.plural)
+    )
 
 
 def add_show(app: typer.Typer, noun: Noun) -> None:
-    """`show`."""
+    """Add `show`."""
 
-    @app.command(help=f"One {noun.name} in full: its options, and what became of its messages.")
-    def show(
-        name: Name,
-        http: _control.Http = _control.DEFAULT,
-        token: _control.Token = None,
-        as_json: _control.AsJson = False,
-    ) -> None:
-        answer = noun.call(http, token, "GET", name)
-        if as_json:
-            _output.print_json(answer)
-        else:
-            _output.print_fields(fields(answer))
+    @verb(app, help=f"One {noun.name} in full: its options, and what became of its messages.")
+    def show(name: Name, *, node: _control.NodeFlags) -> None:
+        node.print(node.call("GET", noun.path(name)), print_fields)
+
+
+def print_fields(view: dict[str, Any]) -> None:
+    """Print everything about one."""
+    _output.print_fields(fields(view))
 
 
 def add_delete(app: typer.Typer, noun: Noun) -> None:
-    """`delete`. Asks first, where there is somebody to ask."""
+    """Add `delete`. It asks first, on a terminal."""
 
-    @app.command(help=f"Delete a {noun.name} {noun.lost}.")
-    def delete(
-        name: Name,
-        yes: Yes = False,
-        http: _control.Http = _control.DEFAULT,
-        token: _control.Token = None,
-        as_json: _control.AsJson = False,
-    ) -> None:
+    @verb(app, help=f"Delete a {noun.name} {noun.lost}.")
+    def delete(name: Name, yes: Yes = False, *, node: _control.NodeFlags) -> None:
         ask(f"Delete {noun.name} {name!r} {noun.lost}?", yes)
-        answered(noun, name, "deleted", noun.call(http, token, "DELETE", name), as_json)
+        _tell(noun, name, "deleted", node.call("DELETE", noun.path(name)), node)
 
 
 def ask(question: str, yes: bool) -> None:
@@ -144,18 +117,11 @@ def ask(question: str, yes: bool) -> None:
 
 
 def add_read(app: typer.Typer, noun: Noun) -> None:
-    """`read`: position, topic and payload, a line each; the payload is printed as the bytes it is."""
+    """Add `read`: position, topic and payload, a line each; the payload is printed as the bytes it is."""
 
-    @app.command(help=f"Look at the messages of a {noun.name}, oldest first. Looking takes nothing out.")
-    def read(
-        name: Name,
-        after: After = 0,
-        limit: Limit = LIMIT,
-        http: _control.Http = _control.DEFAULT,
-        token: _control.Token = None,
-        as_json: _control.AsJson = False,
-    ) -> None:
-        print_messages(messages(_control.ControlClient(http, token), noun.path(name), after, limit), as_json)
+    @verb(app, help=f"Look at the messages of a {noun.name}, oldest first. Looking takes nothing out.")
+    def read(name: Name, after: After = 0, limit: Limit = LIMIT, *, node: _control.NodeFlags) -> None:
+        print_messages(messages(node.control, noun.path(name), after, limit), node.as_json)
 
 
 def print_messages(found: Iterable[dict[str, Any]], as_json: bool) -> None:
@@ -178,15 +144,8 @@ def print_message(message: dict[str, Any]) -> None:
 def messages(
     control: _control.ControlClient, path: str, after: int, limit: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Page by page, as they are printed; at most `limit`."""
-    cursor: str | None = str(after)
-    left = sys.maxsize if limit is None else limit
-    while cursor is not None and left > 0:
-        query = urlencode({"after": cursor, "limit": min(_PAGE, left)})
-        page = control.call("GET", f"{path}/messages?{query}")
-        yield from page["data"]
-        left -= len(page["data"])
-        cursor = page["meta"]["cursor"]
+    """Yield the messages after a position, read page by page; at most `limit`."""
+    return control.pages(f"{path}/messages", limit, key="after", after=after)
 
 
 def fields(view: dict[str, Any]) -> list[tuple[str, object]]:

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from motorcade.core.redaction import escape_json
@@ -33,6 +33,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(Text(printable(_cell(value))) for value in row))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def print_list(columns: Sequence[str], found: Iterable[Mapping[str, object]], name: str) -> None:
+    """Print a table of those columns that any entry has, or that there are none."""
+    rows = list(found)
+    if rows:
+        columns = [column for column in columns if any(column in row for row in rows)]
+        print_table(columns, ([row.get(column) for column in columns] for row in rows))
+    else:
+        print(f"no {name}")
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from motorcade.cli import _control, _declared, _options
+from motorcade.cli._groups import verb
 
 CAPTURE = _declared.Noun(
     name="capture",
@@ -20,32 +21,30 @@ app = typer.Typer(no_args_is_help=True, help="Declare, list and delete rules tha
 _TO = "stream:NAME|redis-stream:KEY|redis-channel:NAME"
 
 
-@app.command()
+@verb(app)
 def create(
     name: _declared.Name,
     to: Annotated[str, typer.Option("--to", metavar=_TO, help="Where copies go.")],
     topics: _options.Topics = None,
     options: _options.Set = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """Copy every message that is published to some topics. The rule is there again after a restart."""
-    _declared.create(CAPTURE, name, _declared.options(topics, options, to=to), http, token, as_json)
+    _declared.create(CAPTURE, name, _declared.options(topics, options, to=to), node)
 
 
-@app.command()
+@verb(app)
 def change(
     name: _declared.Name,
     to: Annotated[str | None, typer.Option("--to", metavar=_TO, help="Where copies go.")] = None,
     topics: _options.Topics = None,
     options: _options.Set = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """Give a rule other options while messages come; those that are not named stay as they are."""
-    _declared.change(CAPTURE, name, _declared.options(topics, options, to=to), http, token, as_json)
+    _declared.change(CAPTURE, name, _declared.options(topics, options, to=to), node)
 
 
 _declared.add_list(app, CAPTURE)

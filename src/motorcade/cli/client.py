@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from motorcade.cli import _control, _output
+from motorcade.cli._groups import verb
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect and send away clients of a running node.")
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT_ID")]
@@ -15,36 +16,22 @@ _COLUMNS = ("client_id", "username", "connected", "host", "listener", "protocol"
 _TIMES = {"connected_at", "disconnected_at", "expires_at", "created_at"}
 
 
-@app.command("list")
+@verb(app, "list")
 def list_(
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """All clients with a session, connected or away."""
-    clients = list(_control.ControlClient(http, token).pages("clients", limit))
-    if as_json:
-        _output.print_json(clients)
-    elif clients:
-        _output.print_table(_COLUMNS, ([client.get(column) for column in _COLUMNS] for client in clients))
-    else:
-        print("no clients")
+    clients = list(node.control.pages("clients", limit))
+    node.print(clients, lambda found: _output.print_list(_COLUMNS, found, "clients"))
 
 
-@app.command()
-def show(
-    client_id: ClientId,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def show(client_id: ClientId, *, node: _control.NodeFlags) -> None:
     """Everything the node knows about one client."""
-    answer = _control.ControlClient(http, token).call("GET", f"clients/{_control.name(client_id)}")
-    if as_json:
-        _output.print_json(answer)
-    else:
-        _output.print_fields(_fields(answer))
+    answer = node.call("GET", f"clients/{_control.name(client_id)}")
+    node.print(answer, lambda view: _output.print_fields(_fields(view)))
 
 
 def _fields(detail: dict[str, Any]) -> list[tuple[str, object]]:
@@ -60,16 +47,8 @@ def _fields(detail: dict[str, Any]) -> list[tuple[str, object]]:
     return fields
 
 
-@app.command()
-def kick(
-    client_id: ClientId,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def kick(client_id: ClientId, *, node: _control.NodeFlags) -> None:
     """Send a client away (it may come back); if it is away already, end its session."""
-    answer = _control.ControlClient(http, token).call("DELETE", f"clients/{_control.name(client_id)}")
-    if as_json:
-        _output.print_json(answer)
-    else:
-        print(f"client {client_id!r}: {answer['result']}")
+    answer = node.call("DELETE", f"clients/{_control.name(client_id)}")
+    node.print(answer, lambda view: print(f"client {client_id!r}: {view['result']}"))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from motorcade.cli import _control, _output
+from motorcade.cli._groups import verb
 from motorcade.cli.serve import ConfigFile
 
 app = typer.Typer(no_args_is_help=True, help="Check, show and reload the configuration.")
@@ -94,16 +95,11 @@ def _entries(
     return list(loaded.entries()), would + missing
 
 
-@app.command()
-def reload(
-    http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False
-) -> None:
+@verb(app)
+def reload(*, node: _control.NodeFlags) -> None:
     """Let a running node read its file again, as SIGHUP does. A wrong file is refused and the old values stay."""
-    answer = _control.ControlClient(http, token).call("POST", "config/reload")
-    if as_json:
-        _output.print_json(answer)
-        return
-    print("\n".join(answer["changed"] or ["nothing has changed"]))
+    answer = node.call("POST", "config/reload")
+    node.print(answer, lambda view: print("\n".join(view["changed"] or ["nothing has changed"])))
 
 
 @app.command()

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
 from motorcade.cli import _control, _files, _mqtt, _options, _output, _pipeline, _vins
+from motorcade.cli._groups import verb
 from motorcade.cli.serve import ConfigFile
 
 if TYPE_CHECKING:
@@ -271,37 +271,34 @@ def _count(number: int, one: str, many: str = "") -> str:
 # -- requests
 
 
-@app.command("list")
+@verb(app, "list")
 def list_(
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """All requests the node knows, with the states their messages are in."""
-    found = list(_control.ControlClient(http, token).pages("fanout/requests", limit))
-    if as_json:
-        _output.print_json(found)
-    elif found:
-        rows = ({**view, **view["states"], "last_at": _output.when(view["last_at"])} for view in found)
-        _output.print_table(_COLUMNS, ([row.get(column, 0) for column in _COLUMNS] for row in rows))
-    else:
-        print("no requests")
+    none = dict.fromkeys(_FINISHED, 0)
+
+    def print_requests(found: list[dict[str, Any]]) -> None:
+        rows = ({**none, **view, **view["states"], "last_at": _output.when(view["last_at"])} for view in found)
+        _output.print_list(_COLUMNS, rows, "requests")
+
+    node.print(list(node.control.pages("fanout/requests", limit)), print_requests)
 
 
-@app.command()
+@verb(app)
 def status(
     request: Request,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until every message has its final state.")] = (
         False
     ),
     interval: Annotated[float, typer.Option(min=0.1, help="--watch: seconds between two looks.")] = 1.0,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """How far a request is: how many vehicles have got it, how many wait, how many never will."""
-    control = _control.ControlClient(http, token)
+    control = node.control
     path = f"fanout/requests/{_control.name(request)}"
     view = control.call("GET", path)
     if watch:
@@ -310,10 +307,7 @@ def status(
                 show(view)
                 time.sleep(interval)
                 view = control.call("GET", path)
-    if as_json:
-        _output.print_json(view)
-    else:
-        _output.print_fields(_status_lines(view))
+    node.print(view, lambda view: _output.print_fields(_status_lines(view)))
 
 
 @contextmanager
@@ -349,7 +343,7 @@ def _status_lines(view: dict[str, Any]) -> list[tuple[str, object]]:
     return lines
 
 
-@app.command()
+@verb(app)
 def targets(
     request: Request,
     state: Annotated[
@@ -357,37 +351,21 @@ def targets(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
     only_vins: Annotated[bool, typer.Option("--only-vins", help="A list as `fanout send --vins` takes it.")] = False,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """Every vehicle of a request, a line each: its state, since when, after how many attempts, and why."""
-    if only_vins and as_json:
+    if only_vins and node.as_json:
         raise typer.BadParameter("a list of VINs is not JSON; leave one of the two out", param_hint="--only-vins")
     path = f"fanout/requests/{_control.name(request)}/targets"
-    found = _targets(_control.ControlClient(http, token), path, state, limit)
-    if as_json:
+    wanted = {"state": state} if state is not None else {}
+    found = node.control.pages(path, limit, size=_PAGE, **wanted)
+    if node.as_json:
         _output.print_json(list(found))
         return
     for target in found:
         # A line at a time: a request may have a million of them, and a table is measured before it is printed.
         print(target["vin"] if only_vins else _target_line(target))
-
-
-def _targets(
-    control: _control.ControlClient, path: str, state: str | None, limit: int | None
-) -> Iterator[dict[str, Any]]:
-    cursor: str | None = ""
-    left = limit
-    while cursor is not None and (left is None or left > 0):
-        query: dict[str, object] = {"limit": _PAGE if left is None else min(_PAGE, left), "cursor": cursor}
-        if state is not None:
-            query["state"] = state
-        page = control.call("GET", f"{path}?{urlencode(query)}")
-        yield from page["data"]
-        cursor = page["meta"]["cursor"]
-        if left is not None:
-            left -= len(page["data"])
 
 
 def _target_line(target: dict[str, Any]) -> str:
@@ -399,7 +377,7 @@ def _target_line(target: dict[str, Any]) -> str:
 # -- reports
 
 
-@app.command()
+@verb(app)
 def report(
     request: Request,
     html: Annotated[
@@ -445,76 +423,52 @@ def report(
 # -- decisions
 
 
-@app.command()
-def cancel(
-    request: Request,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def cancel(request: Request, *, node: _control.NodeFlags) -> None:
     """Call off what vehicles have not got yet. A message in flight may still arrive; its receipt tells."""
-    _decide(request, "cancel", http, token, as_json)
+    _decide(request, "cancel", node)
 
 
-@app.command()
-def pause(
-    request: Request,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def pause(request: Request, *, node: _control.NodeFlags) -> None:
     """Send nothing more of a request until it is resumed; other requests go on. Expiry does not wait."""
-    _decide(request, "pause", http, token, as_json)
+    _decide(request, "pause", node)
 
 
-@app.command()
-def resume(
-    request: Request,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def resume(request: Request, *, node: _control.NodeFlags) -> None:
     """Go on with a request that was paused."""
-    _decide(request, "resume", http, token, as_json)
+    _decide(request, "resume", node)
 
 
-def _decide(request: str, verb: str, http: str, token: str | None, as_json: bool) -> None:
-    view = _control.ControlClient(http, token).call("POST", f"fanout/requests/{_control.name(request)}/{verb}")
-    if as_json:
-        _output.print_json(view)
-    else:
-        print(f"request {request!r} is {view['status']}, {view['pending']} of {view['targets']} pending")
+def _decide(request: str, decision: str, node: _control.NodeFlags) -> None:
+    view = node.call("POST", f"fanout/requests/{_control.name(request)}/{decision}")
+    node.print(
+        view, lambda view: print("request {!r} is {status}, {pending} of {targets} pending".format(request, **view))
+    )
 
 
 # -- care and questions
 
 
-@app.command()
-def gc(http: _control.Http = _control.DEFAULT, token: _control.Token = None, as_json: _control.AsJson = False) -> None:
+@verb(app)
+def gc(*, node: _control.NodeFlags) -> None:
     """Remove now what has expired or was called off, and data that nothing needs; a node does so by itself too."""
-    control = _control.ControlClient(http, token)
+    control = node.control
     work = control.call("POST", "fanout/gc")
     while work["state"] == "running":
         time.sleep(_POLL)
         work = control.call("GET", "fanout/gc")
     if work["state"] == "failed":
         raise _control.ControlError(f"the collection has failed: {work['error']}")
-    if as_json:
-        _output.print_json(work["found"])
-    else:
-        _output.print_fields({**work["found"], "seconds": f"{work['found']['seconds']:.3f}"}.items())
+    node.print(
+        work["found"],
+        lambda found: _output.print_fields({**found, "seconds": f"{found['seconds']:.3f}"}.items()),
+    )
 
 
-@app.command()
-def why(
-    vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)],
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def why(vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)], *, node: _control.NodeFlags) -> None:
     """Why a vehicle has not got its message, and what happens next."""
-    view = _control.ControlClient(http, token).call("GET", f"vehicles/{_control.name(vin)}/why")
-    if as_json:
-        _output.print_json(view)
-    else:
-        print(f"{view['reason']}: {view['sentence']}\n{view['next']}")
+    view = node.call("GET", f"vehicles/{_control.name(vin)}/why")
+    node.print(view, lambda view: print(f"{view['reason']}: {view['sentence']}\n{view['next']}"))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from motorcade.cli import _compacted, _control, _declared, _options, _output
+from motorcade.cli import _compacted, _control, _declared, _options
+from motorcade.cli._groups import verb
 
 QUEUE = _declared.Noun(
     name="queue",
@@ -24,111 +26,85 @@ QUEUE = _declared.Noun(
 
 app = typer.Typer(no_args_is_help=True, help="Declare, list, read, rewind and delete queues of a running node.")
 
-Kind = Annotated[str | None, typer.Option(metavar="regular|last_value", help="last_value keeps one message per key.")]
-Strategy = Annotated[
-    str | None, typer.Option(metavar="round_robin|random|least_inflight", help="Who gets the next message.")
-]
-DeadLetter = Annotated[
-    str | None, typer.Option("--dead-letter", metavar="QUEUE", help="Where messages go that nobody could handle.")
-]
+
+@dataclass(frozen=True)
+class QueueFlags:
+    """The options of a queue that is created or changed."""
+
+    topics: _options.Topics = None
+    kind: Annotated[
+        str | None, typer.Option(metavar="regular|last_value", help="last_value keeps one message per key.")
+    ] = None
+    strategy: Annotated[
+        str | None, typer.Option(metavar="round_robin|random|least_inflight", help="Who gets the next message.")
+    ] = None
+    retention: _options.Retention = None
+    dead_letter: Annotated[
+        str | None, typer.Option("--dead-letter", metavar="QUEUE", help="Where messages go that nobody could handle.")
+    ] = None
+    options: _options.Set = None
 
 
-@app.command()
-def create(
-    name: _declared.Name,
-    topics: _options.Topics = None,
-    kind: Kind = None,
-    strategy: Strategy = None,
-    retention: _options.Retention = None,
-    dead_letter: DeadLetter = None,
-    options: _options.Set = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def create(name: _declared.Name, *, given: QueueFlags, node: _control.NodeFlags) -> None:
     """Declare a queue; consumers subscribe to `$queue/NAME`. It is there again after a restart."""
-    body = _declared.options(
-        topics, options, kind=kind, strategy=strategy, retention=retention, dead_letter=dead_letter
-    )
-    _declared.create(QUEUE, name, body, http, token, as_json)
+    _declared.create(QUEUE, name, _declared.options(**vars(given)), node)
 
 
-@app.command()
-def change(
-    name: _declared.Name,
-    topics: _options.Topics = None,
-    kind: Kind = None,
-    strategy: Strategy = None,
-    retention: _options.Retention = None,
-    dead_letter: DeadLetter = None,
-    options: _options.Set = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def change(name: _declared.Name, *, given: QueueFlags, node: _control.NodeFlags) -> None:
     """Give a queue other options while it is in use; those that are not named stay as they are."""
-    body = _declared.options(
-        topics, options, kind=kind, strategy=strategy, retention=retention, dead_letter=dead_letter
-    )
-    _declared.change(QUEUE, name, body, http, token, as_json)
+    _declared.change(QUEUE, name, _declared.options(**vars(given)), node)
 
 
-@app.command("list")
+@verb(app, "list")
 def list_(
     declared: Annotated[bool, typer.Option("--declared", help="Those that were declared.")] = False,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="The compacted queues of clients.")] = False,
     shared: Annotated[bool, typer.Option("--shared", help="Shared compacted queues.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """All queues of the node: declared by its configuration or by commands, and compacted ones. Flags choose kinds."""
     flags = zip(_compacted.KINDS, (declared, exclusive, shared), strict=True)
-    found = _compacted.every(_control.ControlClient(http, token), (kind for kind, wanted in flags if wanted), limit)
-    _declared.print_list(QUEUE, found, as_json)
+    found = _compacted.every(node.control, (kind for kind, wanted in flags if wanted), limit)
+    _declared.print_list(QUEUE, found, node)
 
 
-@app.command()
+@verb(app)
 def show(
     name: _declared.Name,
     exclusive: _compacted.Exclusive = False,
     shared: _compacted.Shared = False,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """One queue in full: what is in it, and how far its consumers are.
 
     NAME is that of a declared queue, else a client id that has a compacted queue, else that of a shared one.
     """
-    queue = _compacted.find(_control.ControlClient(http, token), name, _compacted.kind(exclusive, shared))
-    if as_json:
-        _output.print_json(queue.view)
-    elif queue.kind == _compacted.DECLARED:
-        _output.print_fields(_declared.fields(queue.view))
-    else:
-        _compacted.print_queue(queue.view)
+    queue = _compacted.find(node.control, name, _compacted.kind(exclusive, shared))
+    declared = queue.kind == _compacted.DECLARED
+    node.print(queue.view, _declared.print_fields if declared else _compacted.print_queue)
 
 
-@app.command()
+@verb(app)
 def read(
     name: _declared.Name,
     exclusive: _compacted.Exclusive = False,
     shared: _compacted.Shared = False,
     after: _declared.After = 0,
     limit: _declared.Limit = _declared.LIMIT,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """Look at the messages of a queue, oldest first. Looking takes nothing out. NAME as for `show`."""
-    control = _control.ControlClient(http, token)
-    queue = _compacted.find(control, name, _compacted.kind(exclusive, shared))
-    _declared.print_messages(_declared.messages(control, queue.path, after, limit), as_json)
+    queue = _compacted.find(node.control, name, _compacted.kind(exclusive, shared))
+    _declared.print_messages(_declared.messages(node.control, queue.path, after, limit), node.as_json)
 
 
-@app.command()
+@verb(app)
 def tail(
     name: _declared.Name,
     exclusive: _compacted.Exclusive = False,
@@ -136,15 +112,14 @@ def tail(
     count: Annotated[int, typer.Option("--limit", "-n", min=0, help="So many messages.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until stopped.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="--follow: seconds between two looks.")] = 1.0,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """Look at the last messages of a queue. Looking takes nothing out. NAME as for `show`.
 
     --follow does not see what is consumed or superseded between two looks; with --json it prints a line per message.
     """
-    control = _control.ControlClient(http, token)
+    control = node.control
     queue = _compacted.find(control, name, _compacted.kind(exclusive, shared))
     if follow and queue.view.get("priorities", 1) > 1:
         raise typer.BadParameter(
@@ -153,12 +128,12 @@ def tail(
     found = _compacted.last(control, queue, max(count, 1))  # the last one tells where to go on
     shown = found[-count:] if count else []
     if not follow:
-        _declared.print_messages(shown, as_json)
+        _declared.print_messages(shown, node.as_json)
         return
     with contextlib.suppress(KeyboardInterrupt):
-        _print_lines(shown, as_json)
+        _print_lines(shown, node.as_json)
         for more in _compacted.follow(control, queue, found[-1]["position"] if found else 0, interval):
-            _print_lines(more, as_json)
+            _print_lines(more, node.as_json)
 
 
 def _print_lines(found: list[dict[str, Any]], as_json: bool) -> None:
@@ -170,7 +145,7 @@ def _print_lines(found: list[dict[str, Any]], as_json: bool) -> None:
     sys.stdout.flush()
 
 
-@app.command()
+@verb(app)
 def rewind(
     name: Annotated[str, typer.Argument(metavar="CLIENT", help="Owner of the queue; with --shared: its name.")],
     to: Annotated[
@@ -185,9 +160,8 @@ def rewind(
     consumer: Annotated[
         str | None, typer.Option("--consumer", metavar="CLIENT", help="With --shared: whose progress goes back.")
     ] = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """Let the consumer of a compacted queue get messages again that it has acknowledged.
 
@@ -196,33 +170,25 @@ def rewind(
     kind = _compacted.kind(exclusive, shared) or _compacted.EXCLUSIVE
     body = _compacted.rewind_body(kind, to, since, consumer)
     place = f"{_compacted.path(kind, name)}/rewind"
-    told = _control.ControlClient(http, token).call("POST", place, {**body, "preview": preview})
-    if as_json:
-        _output.print_json(told)
-    else:
-        _compacted.print_rewind(told)
+    node.print(node.call("POST", place, {**body, "preview": preview}), _compacted.print_rewind)
 
 
-@app.command()
+@verb(app)
 def delete(
     name: _declared.Name,
     exclusive: _compacted.Exclusive = False,
     shared: _compacted.Shared = False,
     yes: _declared.Yes = False,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    node: _control.NodeFlags,
 ) -> None:
     """Delete a queue with all messages in it. A compacted one is meant only with --exclusive or --shared."""
     kind = _compacted.kind(exclusive, shared) or _compacted.DECLARED
     place = _compacted.path(kind, name)
     _declared.ask(f"Delete {_compacted.title(kind, name)} {QUEUE.lost}?", yes)
-    control = _control.ControlClient(http, token)
+    control = node.control
     try:
         answer = control.call("DELETE", place)
     except _control.ControlError as error:
         raise _compacted.with_hint(control, error, kind, name) from error
-    if as_json:
-        _output.print_json(answer)
-    else:
-        print(f"{_compacted.title(kind, name)} is deleted")
+    node.print(answer, lambda _view: print(f"{_compacted.title(kind, name)} is deleted"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import typer
 
 from motorcade.cli import _control, _declared, _options
+from motorcade.cli._groups import verb
 
 STREAM = _declared.Noun(
     name="stream",
@@ -16,34 +19,25 @@ STREAM = _declared.Noun(
 app = typer.Typer(no_args_is_help=True, help="Declare, list, read and delete streams of a running node.")
 
 
-@app.command()
-def create(
-    name: _declared.Name,
-    topics: _options.Topics = None,
-    retention: _options.Retention = None,
-    options: _options.Set = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class StreamFlags:
+    """The options of a stream that is created or changed."""
+
+    topics: _options.Topics = None
+    retention: _options.Retention = None
+    options: _options.Set = None
+
+
+@verb(app)
+def create(name: _declared.Name, *, given: StreamFlags, node: _control.NodeFlags) -> None:
     """Declare a stream; readers subscribe to `$stream/NAME`. It is there again after a restart."""
-    body = _declared.options(topics, options, retention=retention)
-    _declared.create(STREAM, name, body, http, token, as_json)
+    _declared.create(STREAM, name, _declared.options(**vars(given)), node)
 
 
-@app.command()
-def change(
-    name: _declared.Name,
-    topics: _options.Topics = None,
-    retention: _options.Retention = None,
-    options: _options.Set = None,
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def change(name: _declared.Name, *, given: StreamFlags, node: _control.NodeFlags) -> None:
     """Give a stream other options while it is in use; those that are not named stay as they are."""
-    body = _declared.options(topics, options, retention=retention)
-    _declared.change(STREAM, name, body, http, token, as_json)
+    _declared.change(STREAM, name, _declared.options(**vars(given)), node)
 
 
 _declared.add_list(app, STREAM)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from motorcade.cli import _control, _output, _vins
+from motorcade.cli._groups import verb
 
 app = typer.Typer(no_args_is_help=True, help="Look at a vehicle: what waits for it and what it has got.")
 
@@ -20,19 +21,12 @@ def _noun() -> None:
     """Keeps `show` a verb of its own while it is the only one."""
 
 
-@app.command()
+@verb(app)
 def show(
-    vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)],
-    http: _control.Http = _control.DEFAULT,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)], *, node: _control.NodeFlags
 ) -> None:
     """What waits for a vehicle, what is in flight, what became of the last ones, and why it has not got the next."""
-    view = _control.ControlClient(http, token).call("GET", f"vehicles/{_control.name(vin)}")
-    if as_json:
-        _output.print_json(view)
-    else:
-        _print(view)
+    node.print(node.call("GET", f"vehicles/{_control.name(vin)}"), _print)
 
 
 def _print(view: dict[str, Any]) -> None:
