@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from motorcade.cli import _pipeline_ingest, app
-from motorcade.cli.store import _where
+from motorcade.cli._store import NodeStoreFlags
 from motorcade.pipelines import PipelineError
 from tests.pipelines.lake import Lake
 from tests.support.redis import RedisServer
@@ -95,21 +95,21 @@ to = "redis-stream:copied"
 def test_a_stream_that_the_configuration_declares_is_there_without_a_record(here: Path) -> None:
     file = here / "motorcade.toml"
     file.write_text(CONFIG)
-    where = _where(None, file, "data", None, None)
+    where = NodeStoreFlags(None, file, "data").find()
     declared = {("stream", "quiet"), ("redis_stream", "copied")}
     for kind, name in product(("stream", "redis_stream"), ("quiet", "copied")):
         assert ((kind, name) in declared) == _pipeline_ingest._is_declared(file, where, kind, name), (kind, name)
         assert not _pipeline_ingest._is_declared(None, where, kind, name), "who does not name it does not know it"
     # A rule of another Redis says nothing of this one.
     file.write_text(f'{CONFIG}redis = "redis://127.0.0.1:1"\n')
-    places = {url: _where(url, file, None, None, None) for url in ("redis://127.0.0.1:1", "redis://127.0.0.1:2")}
+    places = {url: NodeStoreFlags(url, file).find() for url in ("redis://127.0.0.1:1", "redis://127.0.0.1:2")}
     assert [True, False] == [
         _pipeline_ingest._is_declared(file, where, "redis_stream", "copied") for where in places.values()
     ]
 
 
 def test_so_is_one_that_is_declared_in_the_store(here: Path) -> None:
-    where = _where(None, None, "data", None, None)
+    where = NodeStoreFlags(None, None, "data").find()
     assert _pipeline_ingest._is_there(where, "stream", "receipts"), "every node has it"
     assert not _pipeline_ingest._is_there(where, "stream", "quiet")
     with Lake(where.url) as lake:
@@ -122,4 +122,4 @@ def test_so_is_one_that_is_declared_in_the_store(here: Path) -> None:
 
 
 def test_the_store_of_a_command_is_the_same_in_whatever_folder_its_workers_are(here: Path) -> None:
-    assert f"rocksdb://{here / 'data' / 'store'}" == _where(None, None, "data", None, None).url
+    assert f"rocksdb://{here / 'data' / 'store'}" == NodeStoreFlags(None, None, "data").find().url

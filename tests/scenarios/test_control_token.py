@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from motorcade.cli.store import _where
+from motorcade.cli._store import StoreFlags, find_store
 from motorcade.core.errors import ConfigError
 from motorcade.http.token import find_token, own_token, point, read_token, users_listening
 from tests.support.commands import run
@@ -121,4 +121,4 @@ def test_a_token_is_not_shown_to_another_user_in_the_place_of_the_node(tmp_path:
 def test_a_token_of_the_data_folder_goes_to_no_other_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     own_token(tmp_path / "motorcade-data")
-    assert None is _where(None, None, None, "192.0.2.1:18083", None, ask=False, told=False).token
+    assert None is find_store(StoreFlags(), "192.0.2.1:18083", None, ask=False, told=False).token

@@ -33,6 +33,7 @@ from motorcade.cli import (
     sub,
     vehicle,
 )
+from motorcade.cli._groups import verb
 from motorcade.cli._output import Terminal
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.redaction import without_secrets
@@ -45,8 +46,8 @@ app = typer.Typer(
     help="A message hub for vehicle fleets: an MQTT 3.1, 3.1.1 and 5 broker with plugins.",
 )
 app.command("serve")(serve.serve)
-app.command("pub")(pub.pub)
-app.command("sub")(sub.sub)
+verb(app, "pub")(pub.pub)
+verb(app, "sub")(sub.sub)
 app.command("demo")(demo.demo)
 app.add_typer(fanout.app, name="fanout")
 app.add_typer(vehicle.app, name="vehicle")

@@ -26,7 +26,7 @@ Token = Annotated[
     str | None,
     typer.Option("--token", envvar="MOTORCADE_TOKEN", help="Bearer token. \\[found, if this user runs the node here]"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 DEFAULT = "127.0.0.1:18083"
 DATA = "./motorcade-data"  #: where a node of this folder keeps its files unless told otherwise
 _PATIENCE = 30.0  # seconds; loading a plugin may take a while

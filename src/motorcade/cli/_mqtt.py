@@ -41,28 +41,24 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Over TLS without che
 
 
 @dataclass(frozen=True)
-class ConnectOptions:
+class ConnectFlags:
     """How to reach a broker and as whom."""
 
-    host: str
-    port: int | None
-    username: str | None
-    password: str | None
-    client_id: str | None
-    five: bool
-    keep_alive: int
-    ws: str | None
-    cafile: Path | None
-    cert: Path | None
-    key: Path | None
-    insecure: bool
-
-    @property
-    def version(self) -> int:
-        return 5 if self.five else 4
+    host: Host = "127.0.0.1"
+    port: Port = None
+    username: Username = None
+    password: Password = None
+    client_id: ClientId = None
+    keep_alive: KeepAlive = 60
+    ws: WebSocket = None
+    cafile: CaFile = None
+    cert: Cert = None
+    key: Key = None
+    insecure: Insecure = False
 
     async def connect(
         self,
+        version: int = 5,
         *,
         clean_start: bool = True,
         will: Will | None = None,
@@ -80,7 +76,7 @@ class ConnectOptions:
             client_id=self.client_id
             if self.client_id is not None
             else f"motorcade-{os.getpid()}-{uuid.uuid4().hex[:6]}",
-            version=self.version,
+            version=version,
             clean_start=clean_start,
             keep_alive=self.keep_alive,
             username=self.username,

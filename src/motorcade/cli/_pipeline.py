@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from motorcade.cli._progress import Display
-    from motorcade.cli.store import Where
+    from motorcade.cli._store import StoreLocation
     from motorcade.pipelines.runner import RunDir, RunOutcome, Trigger
 
 _MASTERS = ("local", "local[N]", "local[*]", "spark://HOST:PORT", "yarn", "k8s://URL")
@@ -122,7 +122,7 @@ Set = Annotated[
 ]
 
 
-def store_url(where: Where) -> str:
+def store_url(where: StoreLocation) -> str:
     """The store, which can be read: what is wrong with it is told sooner, and in fewer words, than by Spark."""
     from motorcade.storage.readers import open_reader
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from motorcade.cli import _control, _output, _pipeline
+from motorcade.cli._store import StoreFlags
 from motorcade.cli.fanout import Append, CheckDigit, Expires, Priority, _payload, _positive, _request_id
-from motorcade.cli.serve import ConfigFile
-from motorcade.cli.store import Data, Url, _where
 from motorcade.core.errors import MotorcadeError
 from motorcade.pipelines import PipelineError
 
@@ -91,14 +90,13 @@ def audience(
         float,
         typer.Option("--patience", parser=_positive, metavar="1m|30s", help="How long a broker may be away."),
     ] = "1m",  # type: ignore[assignment]  # typer has the parser read defaults too
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
     quiet: _pipeline.Quiet = False,
     settings: _pipeline.Set = None,
     as_json: _control.AsJson = False,
+    *,
+    chosen: StoreFlags,
 ) -> None:
     """Send a file to every vehicle that a query names, each once, whatever is started again.
 
@@ -128,7 +126,7 @@ def audience(
     )
     if dry_run or checkpoint is None:
         if mode != "append":
-            where, unknown = _store(store, config, data)
+            where, unknown = _store(chosen)
         else:
             where, unknown = None, ""
         with _pipeline.session(master, settings, "motorcade pipeline audience", quiet=quiet) as (spark, display):
@@ -268,15 +266,15 @@ def _ended(outcome: RunOutcome, checkpoint: Path, request: str, as_json: bool) -
 # -- looking first
 
 
-def _store(store: str | None, config: Path | None, data: str | None) -> tuple[str | None, str]:
+def _store(chosen: StoreFlags) -> tuple[str | None, str]:
     """The store that says what waits already, or why nobody can say it."""
     from motorcade.storage.readers import open_reader
 
-    where = _where(store, config, data, None, None, ask=False, told=False)
+    where = chosen.find()
     try:
         open_reader(where.url).close()
     except MotorcadeError as error:
-        if store is not None or config is not None or data is not None:
+        if chosen != StoreFlags():
             raise
         return None, f"{error} (--store, --data or --config name the store)"
     return where.url, ""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motorcade.cli import _control, _files, _options, _pipeline
-from motorcade.cli.serve import ConfigFile
-from motorcade.cli.store import Data, Url, Where, _shown, _where
+from motorcade.cli._store import StoreFlags, StoreLocation
 from motorcade.pipelines import PipelineError
 from motorcade.storage.readers import open_reader
 
@@ -79,15 +78,14 @@ def ingest(
     again: Annotated[
         bool, typer.Option("--again", help="Bring a stream that the lake has already from another checkpoint.")
     ] = False,
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
     every: _pipeline.Every = "1m",  # type: ignore[assignment]
     quiet: _pipeline.Quiet = False,
     settings: _pipeline.Set = None,
     as_json: _control.AsJson = False,
+    *,
+    chosen: StoreFlags,
 ) -> None:
     """Messages into Parquet files by type and day, each once; what is wrong with the others is said beside them."""
     from motorcade.pipelines import runner
@@ -104,14 +102,14 @@ def ingest(
         raise typer.BadParameter("the lake and the folder of the run are two, side by side", param_hint="--lake")
     _files.check_folder("--lake", lake)
     types = schemas.read(schema)
-    where = _where(store, config, data, None, None, ask=False, told=False)
+    where = chosen.find()
     kind, name = ("stream", stream) if stream is not None else ("redis_stream", redis_stream or "")
     more = {"starting": starting, "max_rows": str(max_rows), "on_trimmed": on_trimmed, "if_missing": if_missing}
     url = _readable(where, kind, name, more)
     if if_missing.lower() == "fail" and not _is_there(where, kind, name):
-        _check_declared(config, where, kind, name)
+        _check_declared(chosen.config, where, kind, name)
         more["if_missing"] = "empty"
-    reads = {"store": _shown(where), kind: name}
+    reads = {"store": where.shown, kind: name}
     identity = reads | {"lake": str(lake), "duplicates": "looked for" if dedupe_within else "kept"}
     with _pipeline.running(checkpoint, "ingest", identity, master, settings, quiet=quiet) as running:
         from motorcade.pipelines import ingest as ingests  # not without Spark, and `running` says what to do then
@@ -128,7 +126,7 @@ def ingest(
     _pipeline.ended(outcome, as_json)
 
 
-def _readable(where: Where, kind: str, name: str, more: dict[str, str]) -> str:
+def _readable(where: StoreLocation, kind: str, name: str, more: dict[str, str]) -> str:
     """The URL of the store; what is wrong with it, or with options, is told sooner and in fewer words than by Spark."""
     from motorcade.pipelines.sources.options import Missing, OptionError, ReadOptions
 
@@ -149,7 +147,7 @@ def _as_written(words: str) -> str:
     return words
 
 
-def _is_there(where: Where, kind: str, name: str) -> bool:
+def _is_there(where: StoreLocation, kind: str, name: str) -> bool:
     """Whether the store knows of such a stream."""
     if kind == "redis_stream":
         return _has_entries(where, name)
@@ -159,7 +157,7 @@ def _is_there(where: Where, kind: str, name: str) -> bool:
         return name in reader.streams() or is_declared(reader, name)
 
 
-def _check_declared(config: Path | None, where: Where, kind: str, name: str) -> None:
+def _check_declared(config: Path | None, where: StoreLocation, kind: str, name: str) -> None:
     """Refuse a stream without records of which nobody knows, before there is a folder that belongs to it."""
     if _is_declared(config, where, kind, name):
         return
@@ -168,13 +166,13 @@ def _check_declared(config: Path | None, where: Where, kind: str, name: str) -> 
         there = f" (with records there are: {', '.join(_streams(where)) or 'none'})"
         look = "`motorcade stream list` names those that are declared"
     raise PipelineError(
-        f"the stream {name!r} has no record in {_shown(where)}: there is no such stream{there}, or nothing has come to "
+        f"the stream {name!r} has no record in {where.shown}: there is no such stream{there}, or nothing has come to "
         f"it yet; {look}. `--if-missing empty` waits for the first record; with `--config FILE`, streams that the "
         "configuration of the node declares are known to be there"
     )
 
 
-def _is_declared(config: Path | None, where: Where, kind: str, name: str) -> bool:
+def _is_declared(config: Path | None, where: StoreLocation, kind: str, name: str) -> bool:
     """Whether there is such a stream by the configuration that says where the store is."""
     from motorcade import config as configuration
 
@@ -187,12 +185,12 @@ def _is_declared(config: Path | None, where: Where, kind: str, name: str) -> boo
     return any(rule["to"] == f"redis-stream:{name}" and rule.get("redis", "") in {"", where.url} for rule in rules)
 
 
-def _streams(where: Where) -> list[str]:
+def _streams(where: StoreLocation) -> list[str]:
     with closing(open_reader(where.url)) as reader:
         return reader.streams()
 
 
-def _has_entries(where: Where, key: str) -> bool:
+def _has_entries(where: StoreLocation, key: str) -> bool:
     from motorcade.storage.redis_reader import NativeReader
 
     with closing(NativeReader(where.url)) as reader:

@@ -7,17 +7,20 @@ on one machine, and for users who only want to look.
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from motorcade.cli import _control
+from motorcade.cli._groups import verb
 from motorcade.cli._output import print_fields, print_json, print_table, when
 from motorcade.cli.serve import ConfigFile
+from motorcade.core.words import as_text
 
 if TYPE_CHECKING:
     from motorcade.dispatch.options import DispatchOptions
@@ -30,18 +33,26 @@ app.add_typer(dead, name="dead")
 Redis = Annotated[
     str | None, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT or redis+cluster://HOST:PORT,…")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-SecretFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="A secret that leaders and workers show each other that they know.")
-]
-TlsCert = Annotated[str | None, typer.Option(metavar="FILE", help="Its certificate, PEM; with --tls-key.")]
-TlsKey = Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate, PEM.")]
-TlsCa = Annotated[str | None, typer.Option(metavar="FILE", help="The CA of the other side's certificate, PEM.")]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error. \\[info]")]
-LogFormat = Annotated[str | None, typer.Option("--log-format", help="auto, console or json. \\[auto]")]
 
 
-@app.command()
+@dataclass(frozen=True)
+class ProcessFlags:
+    """The options that leaders and workers share."""
+
+    secret_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A secret that leaders and workers show each other that they know."),
+    ] = None
+    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Its certificate, PEM; with --tls-key.")] = None
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate, PEM.")] = None
+    tls_ca: Annotated[str | None, typer.Option(metavar="FILE", help="The CA of the other side's certificate, PEM.")] = (
+        None
+    )
+    log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error. \\[info]")] = None
+    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, console or json. \\[auto]")] = None
+
+
+@verb(app)
 def leader(
     config: ConfigFile = None,
     redis: Redis = None,
@@ -52,36 +63,21 @@ def leader(
     intake: Annotated[
         str | None, typer.Option(metavar="stream|channel", help="Where messages come from. \\[stream]")
     ] = None,
-    secret_file: SecretFile = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+    *,
+    process: ProcessFlags,
 ) -> None:
     """Run a dispatcher until SIGTERM or SIGINT: it leads, or waits until it may.
 
     Prints a line with `ready` when it takes part in the election. Run two or more: one leads, and when it dies another
     one takes over.
     """
-    options = _options(
-        config,
-        redis,
-        log_level,
-        log_format,
-        workers=workers or None,
-        intake=intake,
-        secret_file=secret_file,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_ca=tls_ca,
-    )
+    options = _options(config, redis, workers=workers or None, intake=intake, **vars(process))
     from motorcade.dispatch.leader import run_leader
 
     _serve(lambda stop: run_leader(options, stop=stop, ready=_ready("leader")))
 
 
-@app.command()
+@verb(app)
 def worker(
     config: ConfigFile = None,
     redis: Redis = None,
@@ -95,32 +91,16 @@ def worker(
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="What works on messages. \\[they are written as is]")
     ] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Calls of an asynchronous handler at a time. [8]")] = None,
-    secret_file: SecretFile = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_ca: TlsCa = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+    *,
+    process: ProcessFlags,
 ) -> None:
     """Run a worker until SIGTERM or SIGINT, and finish what was begun.
 
     Prints a line with `ready` when leaders can come. A message is parsed, given to the handler, and what the handler
     returns is written to the stream of processed messages; only then is it acknowledged.
     """
-    options = _options(
-        config,
-        redis,
-        log_level,
-        log_format,
-        listen=listen,
-        advertise=advertise,
-        handler=handler,
-        parallel=parallel,
-        secret_file=secret_file,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_ca=tls_ca,
-    )
+    flags: dict[str, Any] = {"listen": listen, "advertise": advertise, "handler": handler, "parallel": parallel}
+    options = _options(config, redis, **flags, **vars(process))
     from motorcade.dispatch.handlers import load_handler
     from motorcade.dispatch.worker import run_worker
 
@@ -130,7 +110,7 @@ def worker(
 
 
 @app.command()
-def status(config: ConfigFile = None, redis: Redis = None, as_json: AsJson = False) -> None:
+def status(config: ConfigFile = None, redis: Redis = None, as_json: _control.AsJson = False) -> None:
     """Who leads, who works, what waits, what was given up."""
     options = _options(config, redis)
     from motorcade.dispatch.status import status as ask
@@ -150,7 +130,7 @@ def list_dead(
     redis: Redis = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many.")] = 100,
     after: Annotated[str, typer.Option(metavar="ENTRY", help="Begin behind this one.")] = "",
-    as_json: AsJson = False,
+    as_json: _control.AsJson = False,
 ) -> None:
     """List messages that were given up, oldest first, with the reason."""
     options = _options(config, redis)
@@ -171,7 +151,7 @@ def retry(
     everything: Annotated[bool, typer.Option("--all", help="All that are there now.")] = False,
     config: ConfigFile = None,
     redis: Redis = None,
-    as_json: AsJson = False,
+    as_json: _control.AsJson = False,
 ) -> None:
     """Give messages another chance: each becomes a new message, and its letter is removed."""
     if bool(entries) == everything:
@@ -268,10 +248,7 @@ def _worker_row(name: str, seen: WorkerView | None) -> tuple[object, ...]:
 
 def _letter(letter: DeadLetterView) -> dict[str, Any]:
     """A dead letter as a mapping; its payload as text if it is text."""
-    try:
-        payload, encoding = letter.payload.decode(), "utf8"
-    except UnicodeDecodeError:
-        payload, encoding = base64.b64encode(letter.payload).decode(), "base64"
+    payload, encoding = as_text(letter.payload)
     return {
         "entry": letter.entry,
         "id": letter.id,

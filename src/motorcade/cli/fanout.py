@@ -18,7 +18,7 @@ import typer
 
 from motorcade.cli import _control, _files, _mqtt, _options, _output, _pipeline, _vins
 from motorcade.cli._groups import verb
-from motorcade.cli.serve import ConfigFile
+from motorcade.cli._store import NodeStoreFlags
 
 if TYPE_CHECKING:
     from motorcade.cli._batches import Job, Outcome
@@ -76,7 +76,7 @@ Append = Annotated[
 CheckDigit = Annotated[bool, typer.Option("--check-digit", help="Check the ninth character of each VIN too.")]
 
 
-@app.command()
+@verb(app)
 def send(
     vins: Annotated[str, typer.Option("--vins", metavar="FILE|-", help="Who gets it: a VIN on each line.")],
     request: Annotated[
@@ -101,18 +101,9 @@ def send(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, talk to nobody.")] = False,
-    host: _mqtt.Host = "127.0.0.1",
-    port: _mqtt.Port = None,
-    username: _mqtt.Username = None,
-    password: _mqtt.Password = None,
-    client_id: _mqtt.ClientId = None,
-    keep_alive: _mqtt.KeepAlive = 60,
-    ws: _mqtt.WebSocket = None,
-    cafile: _mqtt.CaFile = None,
-    cert: _mqtt.Cert = None,
-    key: _mqtt.Key = None,
-    insecure: _mqtt.Insecure = False,
     as_json: _control.AsJson = False,
+    *,
+    broker: _mqtt.ConnectFlags,
 ) -> None:
     """Send a file to every vehicle of a list. Exits with 0 after the broker has stored everything.
 
@@ -137,9 +128,6 @@ def send(
     if dry_run:
         _show_plan(job, listed.duplicates, as_json)
         return
-    broker = _mqtt.ConnectOptions(
-        host, port, username, password, client_id, True, keep_alive, ws, cafile, cert, key, insecure
-    )
     outcome = _batches.Outcome(batches=len(job.batches()))
     try:
         asyncio.run(_send(broker, job, outcome))
@@ -165,7 +153,7 @@ def _payload(place: str) -> bytes:
         raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint="--payload") from error
 
 
-async def _send(broker: _mqtt.ConnectOptions, job: Job, outcome: Outcome) -> None:
+async def _send(broker: _mqtt.ConnectFlags, job: Job, outcome: Outcome) -> None:
     from motorcade.cli import _batches
 
     client = await broker.connect()
@@ -387,34 +375,25 @@ def report(
     slow_after: Annotated[
         float, typer.Option("--slow-after", parser=_positive, metavar="1h|30m|45s", help="What counts as late.")
     ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="URL", help="The store. \\[as `motorcade serve` finds it]")
-    ] = None,
-    config: ConfigFile = None,
-    data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where the node keeps files.")] = None,
-    http: Annotated[
-        str | None, typer.Option("--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of a node.")
-    ] = None,
-    token: _control.Token = None,
     master: _pipeline.Master = "local[*]",
-    as_json: _control.AsJson = False,
+    *,
+    given: NodeStoreFlags,
 ) -> None:
     """How far a request got, how long it took, who is late and why: from all its receipts, read by Spark.
 
     Reads the store, that of the node that runs here unless another one is named; a node need not run.
     """
     from motorcade.cli import _report
-    from motorcade.cli.store import _shown, _where
 
     # Said at once, not after everything was read.
     _files.check_file("--html", html)
     _files.check_file("--png", png)
     if html is not None and png is not None and html.resolve() == png.resolve():
         raise typer.BadParameter("the page and the picture are two files", param_hint="--png")
-    where = _where(store, config, data, http, token, told=not as_json)
-    found = _report.made(where.url, _shown(where), request, slow_after, master)
+    where = given.find()
+    found = _report.made(where.url, where.shown, request, slow_after, master)
     _report.write(found, html, png)
-    if as_json:
+    if given.as_json:
         _output.print_json(found)
     else:
         _report.show(found)

@@ -102,8 +102,7 @@ def simulate(
     """
     from motorcade.fleet import FleetOptions
 
-    broker = _mqtt.ConnectOptions(host, port, None, None, None, five, 0, None, cafile, cert, key, insecure)
-    tls = broker.tls()
+    tls = _mqtt.ConnectFlags(cafile=cafile, cert=cert, key=key, insecure=insecure).tls()
     listed = _listed(vins, vehicles)
     options = FleetOptions(
         host=host,
@@ -113,7 +112,7 @@ def simulate(
         wmi=wmi,
         vins=listed,
         profile=_profile(profile),
-        version=broker.version,
+        version=5 if five else 4,
         both_versions=both_versions,
         qos=qos,
         topic_prefix=topic_prefix,

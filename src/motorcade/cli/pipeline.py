@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from motorcade.cli import _control, _output, _pipeline, _pipeline_audience, _pipeline_ingest
+from motorcade.cli._groups import verb
+from motorcade.cli._store import StoreFlags
 from motorcade.cli.fanout import _positive, _request_id
-from motorcade.cli.serve import ConfigFile
-from motorcade.cli.store import Data, Url, _shown, _where
 
 if TYPE_CHECKING:
     from motorcade.pipelines.audit import AuditVerdict
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Run data pipelines on Spark, and see how far they are.")
 run = typer.Typer(no_args_is_help=True, help="Run a pipeline: on this machine, or on a cluster.")
 app.add_typer(run, name="run")
-run.command()(_pipeline_ingest.ingest)
-run.command()(_pipeline_audience.audience)
+verb(run)(_pipeline_ingest.ingest)
+verb(run)(_pipeline_audience.audience)
 
 _STOPPED = "stopped"  # an audit begins anew each time
 
@@ -34,7 +34,7 @@ Request = Annotated[
 ]
 
 
-@run.command()
+@verb(run)
 def receipts(
     out: Annotated[
         Path,
@@ -51,22 +51,21 @@ def receipts(
         float, typer.Option("--slow-after", parser=_positive, metavar="1h|30m|45s", help="What counts as late.")
     ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
     requests: Annotated[int, typer.Option("--requests", min=1, help="At most so many in page and pictures.")] = 100,
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
     every: _pipeline.Every = "1m",  # type: ignore[assignment]  # likewise
     quiet: _pipeline.Quiet = False,
     settings: _pipeline.Set = None,
     as_json: _control.AsJson = False,
+    *,
+    chosen: StoreFlags,
 ) -> None:
     """How far each request got, how long it took, who is late and why: as tables, page, pictures and JSON."""
     from motorcade.pipelines import runner
 
-    where = _where(store, config, data, None, None, ask=False, told=False)
+    where = chosen.find()
     url = _pipeline.store_url(where)
-    identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
+    identity = {"store": where.shown} | ({"request": request} if request is not None else {})
     with _pipeline.running(out, "receipts", identity, master, settings, quiet=quiet) as running:
         from motorcade.pipelines import publication  # not without Spark, and `running` says what to do then
 
@@ -81,13 +80,10 @@ def receipts(
     _pipeline.ended(outcome, as_json)
 
 
-@run.command()
+@verb(run)
 def audit(
     request: Request = None,
     list_: Annotated[int, typer.Option("--list", min=0, metavar="N", help="Name at most so many.")] = 1000,
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
     every: _pipeline.Every = "1m",  # type: ignore[assignment]  # likewise
@@ -98,6 +94,8 @@ def audit(
     quiet: _pipeline.Quiet = False,
     settings: _pipeline.Set = None,
     as_json: _control.AsJson = False,
+    *,
+    chosen: StoreFlags,
 ) -> None:
     """Is every accepted delivery in one final state, or pending? Exit code 1 and a list of those that are not.
 
@@ -107,9 +105,9 @@ def audit(
     """
     from motorcade.pipelines import runner
 
-    where = _where(store, config, data, None, None, ask=False, told=False)
+    where = chosen.find()
     url = _pipeline.store_url(where)
-    identity = {"store": _shown(where)} | ({"request": request} if request is not None else {})
+    identity = {"store": where.shown} | ({"request": request} if request is not None else {})
     verdicts: list[AuditVerdict] = []
     with (
         _pipeline.folder_or_none(checkpoint) as place,
@@ -120,7 +118,7 @@ def audit(
         def work() -> tuple[int, dict[str, Any]]:
             verdict = audits.run(running.spark, url, request=request, max_listed=list_)
             verdicts[:] = [verdict]
-            _tell_verdict(verdict, _shown(where), as_json)
+            _tell_verdict(verdict, where.shown, as_json)
             return verdict.as_dict()["deliveries"], {**verdict.outcomes, "wrong": verdict.wrong}
 
         running.tell("comparing receipts and mailboxes")

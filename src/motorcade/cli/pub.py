@@ -39,18 +39,9 @@ def pub(
     will_payload: Annotated[str, typer.Option(help="Payload of the will.")] = "",
     will_qos: Annotated[int, typer.Option(min=0, max=2)] = 0,
     will_retain: Annotated[bool, typer.Option("--will-retain")] = False,
-    host: _mqtt.Host = "127.0.0.1",
-    port: _mqtt.Port = None,
-    username: _mqtt.Username = None,
-    password: _mqtt.Password = None,
-    client_id: _mqtt.ClientId = None,
     five: _mqtt.Five = True,
-    keep_alive: _mqtt.KeepAlive = 60,
-    ws: _mqtt.WebSocket = None,
-    cafile: _mqtt.CaFile = None,
-    cert: _mqtt.Cert = None,
-    key: _mqtt.Key = None,
-    insecure: _mqtt.Insecure = False,
+    *,
+    broker: _mqtt.ConnectFlags,
 ) -> None:
     """Publish. QoS 1 and 2: exits with 0 only after the broker has acknowledged everything."""
     if sum((message is not None, file is not None, lines, whole, null)) != 1:
@@ -65,9 +56,6 @@ def pub(
         raise typer.BadParameter(f"{topic!r}: {error}", param_hint="-t") from error
     payload = b"" if lines or null else _payload(message, file)
     will = Will(will_topic, will_payload.encode(), will_qos, will_retain) if will_topic is not None else None
-    broker = _mqtt.ConnectOptions(
-        host, port, username, password, client_id, five, keep_alive, ws, cafile, cert, key, insecure
-    )
     told = _mqtt.message_properties(properties or [], user_properties or [], five=five)
 
     async def payloads() -> AsyncIterator[bytes]:
@@ -81,7 +69,7 @@ def pub(
             for _ in range(repeat):
                 yield line.rstrip(b"\r\n")
 
-    asyncio.run(_publish(broker, will, payloads(), topic, qos, retain, rate, told))
+    asyncio.run(_publish(broker, 5 if five else 4, will, payloads(), topic, qos, retain, rate, told))
 
 
 def _payload(message: str | None, file: Path | None) -> bytes:
@@ -96,7 +84,8 @@ def _payload(message: str | None, file: Path | None) -> bytes:
 
 
 async def _publish(
-    broker: _mqtt.ConnectOptions,
+    broker: _mqtt.ConnectFlags,
+    version: int,
     will: Will | None,
     payloads: AsyncIterator[bytes],
     topic: str,
@@ -105,7 +94,7 @@ async def _publish(
     rate: float,
     properties: Properties,
 ) -> None:
-    client = await broker.connect(will=will)
+    client = await broker.connect(version, will=will)
     loop = asyncio.get_running_loop()
     start = loop.time()
     count = 0

@@ -16,15 +16,15 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
 
 import typer
 
 from motorcade.cli import _control, _output
-from motorcade.cli.serve import ConfigFile
-from motorcade.core.redaction import without_secrets
+from motorcade.cli._groups import verb
+from motorcade.cli._store import NodeStoreFlags, StoreFlags, StoreLocation, find_store
 
 if TYPE_CHECKING:
     from motorcade.storage.redis import RedisStore
@@ -32,89 +32,52 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Check, measure, copy and move the store of a node.")
 
-Url = Annotated[str | None, typer.Option("--store", metavar="URL", help="The store. \\[as `motorcade serve` finds it]")]
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where the node keeps files.")]
-Http = Annotated[
-    str | None,
-    typer.Option("--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of a node that has it."),
-]
-
 _ASK_EVERY = 0.1  # seconds between two questions whether a backup is done
 _SHOW_EVERY = 0.2  # seconds between two lines of progress
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Where:
-    """The store that is meant, and the node that may have it."""
-
-    url: str
-    path: Path | None  #: of an embedded store
-    durability: str
-    http: str
-    token: str | None
-    why: str  #: that this store is meant, for people
-
-
 # -- verbs
 
 
-@app.command()
-def check(
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    http: Http = None,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def check(*, given: NodeStoreFlags) -> None:
     """Everything that is wrong inside; exit code 1 if anything is. Changes nothing."""
-    where = _where(store, config, data, http, token, told=not as_json)
+    where = given.find()
     findings, version = _check_embedded(where) if where.path is not None else asyncio.run(_check_shared(where))
-    if as_json:
-        _output.print_json({"ok": not findings, "store": _shown(where), "format": version, "findings": findings})
+    if given.as_json:
+        _output.print_json({"ok": not findings, "store": where.shown, "format": version, "findings": findings})
     else:
-        print("\n".join(findings or [f"{_shown(where)}: format {version}, nothing is wrong"]))
+        print("\n".join(findings or [f"{where.shown}: format {version}, nothing is wrong"]))
     if findings:
         raise typer.Exit(1)
 
 
-@app.command()
-def stats(
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    http: Http = None,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
-) -> None:
+@verb(app)
+def stats(*, given: NodeStoreFlags) -> None:
     """Sizes and counts."""
-    where = _where(store, config, data, http, token, told=not as_json)
+    where = given.find()
     found = _stats_embedded(where) if where.path is not None else asyncio.run(_stats_shared(where))
-    if as_json:
+    if given.as_json:
         _output.print_json(found)
     else:
         _output.print_fields(_lines(found))
 
 
-@app.command()
+@verb(app)
 def export(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Compressed if it ends in .gz; - is standard output.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    http: Http = None,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    given: NodeStoreFlags,
 ) -> None:
     """Write everything to one file, which `import` reads into a store of any engine."""
-    if file == "-" and as_json:
+    if file == "-" and given.as_json:
         raise typer.BadParameter("standard output is taken by the store itself; leave --json out", param_hint="--json")
     if file == "-" and sys.stdout.isatty():
         raise typer.BadParameter("a terminal cannot show it; write `> FILE`, or name the file", param_hint="FILE")
-    where = _where(store, config, data, http, token, told=not as_json)
+    where = given.find()
     with _written(file, force=force) as out:
         if where.path is not None:
             from motorcade.storage.transfer_rocks import RocksSource
@@ -123,51 +86,43 @@ def export(
                 counts = asyncio.run(_export(RocksSource(place), out))
         else:
             counts = asyncio.run(_export_shared(where, out))
-    if as_json:
-        _output.print_json({"file": file, "store": _shown(where), **counts})
+    if given.as_json:
+        _output.print_json({"file": file, "store": where.shown, **counts})
     elif file != "-":
         print(f"{file}: {_told(counts)}")
 
 
-@app.command("import")
+@verb(app, "import")
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Made by `export`; - is standard input.")],
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    http: Http = None,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    given: NodeStoreFlags,
 ) -> None:
     """Fill an empty store from a file. No node may use the store meanwhile."""
     from motorcade.storage import transfer
 
-    where = _where(store, config, data, http, token, ask=False, told=not as_json)
+    where = given.find(ask=False)
     with _readable(file) as reading:
         header, promised = transfer.verify(reading)
         work = _import_embedded(where, reading) if where.path is not None else _import_shared(where, reading)
         counts = asyncio.run(work)
     if counts != promised:
         raise transfer.TransferError(f"{_told(counts)} were imported, but the file holds {_told(promised)}")
-    if as_json:
+    if given.as_json:
         made = {"engine": header.engine, "made_at": header.made_at, "made_by": header.made_by}
-        _output.print_json({"file": file, "store": _shown(where), "from": made, **counts})
+        _output.print_json({"file": file, "store": where.shown, "from": made, **counts})
     else:
-        print(f"{_shown(where)}: {_told(counts)}, from {header.engine} at {_output.when(header.made_at)}")
+        print(f"{where.shown}: {_told(counts)}, from {header.engine} at {_output.when(header.made_at)}")
 
 
-@app.command()
+@verb(app)
 def backup(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory; the copy in it can be served.")],
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
-    http: Http = None,
-    token: _control.Token = None,
-    as_json: _control.AsJson = False,
+    *,
+    given: NodeStoreFlags,
 ) -> None:
     """Copy an embedded store, while a node goes on with it or not."""
-    where = _where(store, config, data, http, token, told=not as_json)
+    where = given.find()
     if where.path is None:
         raise _control.ControlError(
             "Redis is backed up by its own means: BGSAVE or BGREWRITEAOF and a copy of the files, or a replica; "
@@ -175,125 +130,40 @@ def backup(
         )
     to = directory.absolute()
     octets = _backup(where, where.path, to)
-    if as_json:
-        _output.print_json({"to": str(to), "store": _shown(where), "octets": octets})
+    if given.as_json:
+        _output.print_json({"to": str(to), "store": where.shown, "octets": octets})
     else:
         print(f"{to}: {_size(octets)}; try it with `motorcade store check --store rocksdb://{to}`")
 
 
-@app.command()
+@verb(app)
 def salvage(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for a copy of the store as it is.")],
-    store: Url = None,
-    config: ConfigFile = None,
-    data: Data = None,
+    *,
+    given: StoreFlags,
     as_json: _control.AsJson = False,
 ) -> None:
     """Open a store whose log is damaged, and give up what was written after the damage. No node may use it."""
-    where = _where(store, config, data, None, None, ask=False, told=not as_json)
+    where = find_store(given, None, None, ask=False, told=not as_json)
     if where.path is None:
         raise _control.ControlError("Redis mends its own files: see `redis-check-aof --fix`")
     to = directory.absolute()
     octets, findings = _salvage(where.path, to)
     if as_json:
-        told = {"ok": not findings, "store": _shown(where), "copy": str(to), "octets": octets, "findings": findings}
+        told = {"ok": not findings, "store": where.shown, "copy": str(to), "octets": octets, "findings": findings}
         _output.print_json(told)
     else:
         print(f"{to}: {_size(octets)}, as it was")
-        print("\n".join(findings or [f"{_shown(where)}: opens again, nothing is wrong with what is left"]))
+        print("\n".join(findings or [f"{where.shown}: opens again, nothing is wrong with what is left"]))
     if findings:
         raise typer.Exit(1)
-
-
-# -- where
-
-
-def _where(
-    store: str | None,
-    config: Path | None,
-    data: str | None,
-    http: str | None,
-    token: str | None,
-    *,
-    ask: bool = True,
-    told: bool = True,
-) -> Where:
-    """The store that is named; else that of the node that runs here (`ask`); else the one `serve` would find.
-
-    `told`: say on standard error which one it is, unless it was named itself.
-    """
-    from motorcade import config as configuration
-    from motorcade import log
-    from motorcade.http.token import find_token
-    from motorcade.storage import placed
-
-    flags = {"store.url": store, "data.dir": data}
-    named = next((name for name, value in (("--store", store), ("--data", data), ("--config", config)) if value), "")
-    named = named or next((name for name in ("MOTORCADE_STORE__URL", "MOTORCADE_DATA__DIR") if name in os.environ), "")
-    found = configuration.load(
-        config, os.environ, {key: value for key, value in flags.items() if value is not None}
-    ).config
-    log.configure("warning", found.log.format)
-    url = placed(found.store.url, Path(found.data.dir))
-    if http is None:
-        address = next(iter(configuration.addresses(found.http.bind)), None)
-        http = f"{address.host}:{address.port}" if address is not None else _control.DEFAULT
-    token = token or found.http.token or find_token(http, os.environ, [Path(found.data.dir)]) or None
-    why = f"as {named} says" if named else "no other is named"
-    if ask and not named:
-        running = _store_of_node(http, token)
-        if running is None:
-            why = f"no node answers at http://{http}"
-        else:
-            url, why = running
-    if url == "memory://":
-        raise _control.ControlError(
-            "memory:// keeps nothing that outlives its node; name another store with --store URL or --config FILE"
-        )
-    path = Path(url.removeprefix("rocksdb://")).absolute() if url.startswith("rocksdb://") else None
-    if path is not None:
-        url = f"rocksdb://{path}"  # workers of Spark run in other folders
-    where = Where(url, path, found.store.durability, http, token, why)
-    if told and store is None:
-        print(f"store: {_shown(where)} ({why})", file=sys.stderr)
-    return where
-
-
-def _store_of_node(http: str, token: str | None) -> tuple[str, str] | None:
-    """URL of the store of the node that runs at an address, and how it is known; None: no node answers there."""
-    control = _control.ControlClient(http, token)
-    try:
-        name, view = control.call("GET", "node")["node"], control.call("GET", "store")
-    except _control.UnreachableError:
-        return None
-    except _control.ControlError as error:
-        raise _control.ControlError(
-            f"the node at http://{http} does not tell which store it has: {error}; name the store with --store URL"
-        ) from error
-    why = f"of node {name} at http://{http}"
-    if view["place"]:
-        return f"rocksdb://{view['place']}", why
-    engine = view["figures"]["engine"]
-    raise _control.ControlError(
-        f"node {name} at http://{http} keeps its store "
-        + ("in memory, where only it can look" if engine == "memory" else f"on {engine}")
-        + "; name a store with --store URL or --config FILE"
-    )
-
-
-def _shown(where: Where) -> str:
-    """The store without the password of its server."""
-    if where.path is not None:
-        return f"rocksdb://{where.path}"
-    scheme, _, rest = without_secrets(where.url).partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 # -- an embedded store
 
 
 @contextmanager
-def _quiet(where: Where) -> Iterator[Path]:
+def _quiet(where: StoreLocation) -> Iterator[Path]:
     """The directory of a store that nobody writes: the store itself, or a copy if a node has it."""
     from motorcade.storage import embedded
 
@@ -309,7 +179,7 @@ def _quiet(where: Where) -> Iterator[Path]:
         yield path
 
 
-def _node_of(where: Where, path: Path) -> _control.ControlClient:
+def _node_of(where: StoreLocation, path: Path) -> _control.ControlClient:
     """The node that has the store open."""
     control = _control.ControlClient(where.http, where.token)
     try:
@@ -336,7 +206,7 @@ def _let_copy(control: _control.ControlClient, to: Path) -> int:
     return int(state["octets"])
 
 
-def _backup(where: Where, path: Path, to: Path) -> int:
+def _backup(where: StoreLocation, path: Path, to: Path) -> int:
     from motorcade.storage import embedded
 
     try:
@@ -362,7 +232,7 @@ def _salvage(path: Path, to: Path) -> tuple[int, list[str]]:
         return octets, embedded.check(path)
 
 
-def _check_embedded(where: Where) -> tuple[list[str], int]:
+def _check_embedded(where: StoreLocation) -> tuple[list[str], int]:
     from motorcade.storage import embedded, tables
 
     with _quiet(where) as place, _progress() as show:
@@ -370,11 +240,11 @@ def _check_embedded(where: Where) -> tuple[list[str], int]:
         return embedded.check(place), tables.FORMAT
 
 
-def _stats_embedded(where: Where) -> dict[str, Any]:
+def _stats_embedded(where: StoreLocation) -> dict[str, Any]:
     from motorcade.storage import embedded, tables
 
     path = cast("Path", where.path)
-    found: dict[str, Any] = {"store": _shown(where), "engine": "rocksdb"}
+    found: dict[str, Any] = {"store": where.shown, "engine": "rocksdb"}
     try:
         with embedded.claimed(path):
             return found | asdict(embedded.contents(path))
@@ -386,7 +256,7 @@ def _stats_embedded(where: Where) -> dict[str, Any]:
     return found | {"records_total": told["figures"]["records"], "pid": told["pid"], "sweeps": told["sweeps"]}
 
 
-async def _import_embedded(where: Where, reading: BinaryIO) -> dict[str, int]:
+async def _import_embedded(where: StoreLocation, reading: BinaryIO) -> dict[str, int]:
     from motorcade.storage import embedded, transfer
     from motorcade.storage.transfer_rocks import RocksSource, RocksTarget
 
@@ -410,7 +280,9 @@ async def _import_embedded(where: Where, reading: BinaryIO) -> dict[str, int]:
 # -- a store on Redis
 
 
-async def _shared(where: Where, work: Callable[[RedisStore], Coroutine[Any, Any, T]], durability: str = "fast") -> T:
+async def _shared(
+    where: StoreLocation, work: Callable[[RedisStore], Coroutine[Any, Any, T]], durability: str = "fast"
+) -> T:
     from motorcade.storage import open_store
     from motorcade.storage.ports import Durability
 
@@ -421,7 +293,7 @@ async def _shared(where: Where, work: Callable[[RedisStore], Coroutine[Any, Any,
         await store.close()
 
 
-async def _check_shared(where: Where) -> tuple[list[str], int]:
+async def _check_shared(where: StoreLocation) -> tuple[list[str], int]:
     from motorcade.storage.redis_checks import VERSION
 
     with _progress() as show:
@@ -429,7 +301,7 @@ async def _check_shared(where: Where) -> tuple[list[str], int]:
         return await _shared(where, lambda store: store.check()), VERSION
 
 
-async def _stats_shared(where: Where) -> dict[str, Any]:
+async def _stats_shared(where: StoreLocation) -> dict[str, Any]:
     from motorcade.storage.redis_checks import VERSION
     from motorcade.storage.transfer_redis import summary
 
@@ -440,13 +312,13 @@ async def _stats_shared(where: Where) -> dict[str, Any]:
         for own in ("commits", "writes", "queued", "swept"):
             del figures[own]
         total = figures.pop("records")
-        found = {"store": _shown(where), "engine": figures.pop("engine"), "format": VERSION, "mailboxes": mailboxes}
+        found = {"store": where.shown, "engine": figures.pop("engine"), "format": VERSION, "mailboxes": mailboxes}
         return found | figures | {"records": records, "records_total": total, "streams": streams}
 
     return await _shared(where, ask)
 
 
-async def _export_shared(where: Where, out: BinaryIO) -> dict[str, int]:
+async def _export_shared(where: StoreLocation, out: BinaryIO) -> dict[str, int]:
     from motorcade.storage.ports import Durability
     from motorcade.storage.redis import RedisStore
     from motorcade.storage.transfer_redis import RedisSource
@@ -459,7 +331,7 @@ async def _export_shared(where: Where, out: BinaryIO) -> dict[str, int]:
         await store.close()
 
 
-async def _import_shared(where: Where, reading: BinaryIO) -> dict[str, int]:
+async def _import_shared(where: StoreLocation, reading: BinaryIO) -> dict[str, int]:
     from motorcade.storage import transfer
     from motorcade.storage.ports import StoreError
     from motorcade.storage.transfer_redis import RedisSource, RedisTarget
@@ -467,7 +339,7 @@ async def _import_shared(where: Where, reading: BinaryIO) -> dict[str, int]:
     async def fill(store: RedisStore) -> dict[str, int]:
         now = time.time()
         if not await transfer.is_empty(RedisSource(store), now):
-            raise transfer.TransferError(f"the store at {_shown(where)} is not empty; add ?prefix=NAME for another one")
+            raise transfer.TransferError(f"the store at {where.shown} is not empty; add ?prefix=NAME for another one")
         try:
             return await _load(RedisTarget(store, now), reading)
         except StoreError as error:

@@ -50,24 +50,15 @@ def sub(
     session_expiry: Annotated[
         int, typer.Option("-x", "--session-expiry", min=0, help="Seconds to keep it (MQTT 5).")
     ] = 3600,
-    host: _mqtt.Host = "127.0.0.1",
-    port: _mqtt.Port = None,
-    username: _mqtt.Username = None,
-    password: _mqtt.Password = None,
-    client_id: _mqtt.ClientId = None,
     five: _mqtt.Five = True,
-    keep_alive: _mqtt.KeepAlive = 60,
-    ws: _mqtt.WebSocket = None,
-    cafile: _mqtt.CaFile = None,
-    cert: _mqtt.Cert = None,
-    key: _mqtt.Key = None,
-    insecure: _mqtt.Insecure = False,
+    *,
+    broker: _mqtt.ConnectFlags,
 ) -> None:
     """Print messages until stopped, until -C messages came, or for -W seconds.
 
     Exits with 1 if the broker refuses a filter or goes away, and if -W passes before -C messages came.
     """
-    if keep_session and client_id is None:
+    if keep_session and broker.client_id is None:
         raise typer.BadParameter("a session is kept under a client id; give --id", param_hint="-c")
     from motorcade.core.errors import TopicError
     from motorcade.core.subscription import Subscription
@@ -83,20 +74,20 @@ def sub(
     def wanted(message: Publish) -> bool:
         return not (message.retain if no_retained else retained_only and not message.retain)
 
-    broker = _mqtt.ConnectOptions(
-        host, port, username, password, client_id, five, keep_alive, ws, cafile, cert, key, insecure
-    )
     options = [Subscription(topic, qos, no_local=no_local and five) for topic in topics]
     expiry = session_expiry if keep_session and five else None
     properties = _mqtt.message_properties([], user_properties or [], five=five)
-    printed = asyncio.run(_run(broker, keep_session, expiry, options, properties, count, wait, wanted, render))
+    printed = asyncio.run(
+        _run(broker, 5 if five else 4, keep_session, expiry, options, properties, count, wait, wanted, render)
+    )
     if count is not None and printed < count:
         print(f"error: {printed} of {count} messages came", file=sys.stderr)
         raise typer.Exit(1)
 
 
 async def _run(
-    broker: _mqtt.ConnectOptions,
+    broker: _mqtt.ConnectFlags,
+    version: int,
     keep_session: bool,
     expiry: int | None,
     options: list[Subscription],
@@ -108,7 +99,7 @@ async def _run(
 ) -> int:
     from motorcade.mqtt.properties import Properties
 
-    client = await broker.connect(clean_start=not keep_session, properties=Properties(session_expiry=expiry))
+    client = await broker.connect(version, clean_start=not keep_session, properties=Properties(session_expiry=expiry))
     printed = 0
 
     async def listen() -> None:

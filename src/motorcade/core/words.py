@@ -1,13 +1,14 @@
-"""Words for people who have written something wrong."""
+"""Text for people: suggestions, safe output, payloads in JSON."""
 
 from __future__ import annotations
 
+import base64
 import difflib
 from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was probably meant by an unknown name, as the end of a sentence."""
+    """Return what was probably meant by an unknown name, as the end of a sentence."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
@@ -16,7 +17,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """A text for a terminal: what is not printable is written as an escape, except what is in `keep`.
+    """Return a text for a terminal: what is not printable is written as an escape, except what is in `keep`.
 
     Names, topics and reasons come from clients; a terminal would obey the control sequences in them.
     """
@@ -25,3 +26,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def as_text(payload: bytes) -> tuple[str, str]:
+    """Return a payload as text and its encoding: `utf8`, or `base64` for what is not UTF-8."""
+    try:
+        return payload.decode(), "utf8"
+    except UnicodeDecodeError:
+        return base64.b64encode(payload).decode(), "base64"

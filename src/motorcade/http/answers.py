@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from http import HTTPStatus
 from typing import TypeVar
@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from motorcade.control import NotFoundError
+from motorcade.control import PAGE, NotFoundError
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.redaction import without_secrets
 from motorcade.extension.declared import ConflictError, UnknownError
@@ -41,10 +41,21 @@ def answer(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def listing(data: list[T], *, count: int | None = None, cursor: str | None = None) -> Response:
+def listing(data: Sequence[T], *, count: int | None = None, cursor: str | None = None) -> Response:
     """A list, with how many there are in all and where the next page begins."""
     meta = {"count": len(data) if count is None else count, "cursor": cursor}
     return answer({"data": data, "meta": meta})
+
+
+def page_of(request: Request, most: int) -> tuple[str, int]:
+    """Return `?cursor&limit`: where a page begins, and how many entries it may have."""
+    return request.query_params.get("cursor", ""), number(request, "limit", PAGE, 1, most)
+
+
+def first_of(found: Sequence[T], limit: int, key: Callable[[T], str]) -> Response:
+    """Answer the first `limit` of at most one more, with the cursor of the next page if there is one."""
+    cursor = key(found[limit - 1]) if len(found) > limit else None
+    return listing(found[:limit], cursor=cursor)
 
 
 def refusal(status: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> Response:

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import MAX_CLIENTS, PAGE, Control
-from motorcade.http.answers import answer, listing, number
+from motorcade.control import MAX_CLIENTS, Control
+from motorcade.http.answers import answer, listing, page_of
 from motorcade.http.bridge import Bridge
 
 
@@ -16,10 +16,8 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
     async def index(request: Request) -> Response:
         """`?limit&cursor&search`; pass `meta.cursor` to get the next page, until it is null."""
-        query = request.query_params
-        cursor, search = query.get("cursor", ""), query.get("search", "")
-        limit = number(request, "limit", PAGE, 1, MAX_CLIENTS)
-        page = await bridge.call(control.clients, cursor, limit, search)
+        cursor, limit = page_of(request, MAX_CLIENTS)
+        page = await bridge.call(control.clients, cursor, limit, request.query_params.get("search", ""))
         return listing(page.clients, count=page.count, cursor=page.cursor)
 
     async def show(request: Request) -> Response:

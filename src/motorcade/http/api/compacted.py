@@ -15,13 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from motorcade.clock import time
-from motorcade.control import MAX_FOUND, PAGE, Control
+from motorcade.control import MAX_FOUND, Control
 from motorcade.core.moment import seconds_of
 from motorcade.core.words import nearest
 from motorcade.extension.compacted import CompactedKind
 from motorcade.extension.declared import BadOptionsError, read_options
-from motorcade.http.answers import answer, body, listing, number, told
-from motorcade.http.api.declared import FARTHEST, FROM_THE_START, message_of
+from motorcade.http.answers import answer, body, first_of, page_of, told
+from motorcade.http.api.declared import message_page, message_range
 from motorcade.http.bridge import Bridge
 
 
@@ -65,23 +65,17 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     async def index(request: Request) -> Response:
         """`?limit&cursor`, in the order of their names; pass `meta.cursor` to get the next page, until it is null."""
         form = _form(request)
-        limit, cursor = number(request, "limit", PAGE, 1, MAX_FOUND), request.query_params.get("cursor", "")
+        cursor, limit = page_of(request, MAX_FOUND)
         found = await bridge.call_slow(control.ask_compacted, lambda compacted: compacted.list(form, cursor, limit + 1))
-        more = len(found) > limit
-        return listing([_line(view) for view in found[:limit]], cursor=found[limit - 1].name if more else None)
+        return first_of([_line(view) for view in found], limit, lambda line: line["name"])
 
     async def show(request: Request) -> Response:
         form, name = _queue(request)
         return answer(await bridge.call_slow(control.ask_compacted, lambda compacted: compacted.show(form, name)))
 
     async def messages(request: Request) -> Response:
-        """`?after&limit`; `meta.count` is the number on this page."""
         form, name = _queue(request)
-        after = number(request, "after", FROM_THE_START, 0, FARTHEST)
-        limit = number(request, "limit", PAGE, 1, MAX_FOUND)
-        page = await bridge.call_slow(control.read_compacted, form, name, after, limit)
-        cursor = None if page.cursor is None else str(page.cursor)
-        return listing([message_of(found) for found in page.messages], cursor=cursor)
+        return message_page(await bridge.call_slow(control.read_compacted, form, name, *message_range(request)))
 
     async def rewind(request: Request) -> Response:
         form, name = _queue(request)

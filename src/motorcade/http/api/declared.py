@@ -5,7 +5,6 @@ A plugin that is loaded while the node runs is served at once: who has the thing
 
 from __future__ import annotations
 
-import base64
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import DECLARED, MAX_FOUND, PAGE, Control
+from motorcade.control import DECLARED, MAX_FOUND, PAGE, Control, FoundPage
+from motorcade.core.words import as_text
 from motorcade.extension.declared import FoundMessage
 from motorcade.http.answers import answer, body, listing, number, told
 from motorcade.http.bridge import Bridge
@@ -53,12 +53,8 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
         return answer({"name": name, "result": "deleted"})
 
     async def messages(request: Request) -> Response:
-        """`?after&limit`; `meta.count` is the number on this page."""
-        after = number(request, "after", FROM_THE_START, 0, FARTHEST)
-        limit = number(request, "limit", PAGE, 1, MAX_FOUND)
-        page = await bridge.call_slow(control.read_declared, plural, request.path_params["name"], after, limit)
-        cursor = None if page.cursor is None else str(page.cursor)
-        return listing([message_of(found) for found in page.messages], cursor=cursor)
+        name = request.path_params["name"]
+        return message_page(await bridge.call_slow(control.read_declared, plural, name, *message_range(request)))
 
     one = f"/{plural}/{{name:name}}"  # a name with a slash (%2F) is refused by its plugin, in words
     return [
@@ -78,12 +74,20 @@ def _shown(view: msgspec.Struct) -> dict[str, Any]:
     return {"name": shown.pop("name"), "origin": shown.pop("origin"), **options, **shown}
 
 
-def message_of(found: FoundMessage) -> dict[str, Any]:
-    """Payloads are bytes, JSON is text: those that are not UTF-8 are written in base64."""
-    try:
-        payload, encoding = found.payload.decode(), "utf8"
-    except UnicodeDecodeError:
-        payload, encoding = base64.b64encode(found.payload).decode(), "base64"
+def message_range(request: Request) -> tuple[int, int]:
+    """Return `?after&limit` of a request for messages."""
+    return number(request, "after", FROM_THE_START, 0, FARTHEST), number(request, "limit", PAGE, 1, MAX_FOUND)
+
+
+def message_page(page: FoundPage) -> Response:
+    """Answer a page of messages; `meta.count` is the number on this page."""
+    cursor = None if page.cursor is None else str(page.cursor)
+    return listing([_message(found) for found in page.messages], cursor=cursor)
+
+
+def _message(found: FoundMessage) -> dict[str, Any]:
+    """Return a message as JSON shows it."""
+    payload, encoding = as_text(found.payload)
     return {
         "position": found.position,
         "topic": found.topic,

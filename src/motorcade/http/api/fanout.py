@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -12,11 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import MAX_FOUND, PAGE, Control
+from motorcade.control import MAX_FOUND, Control
 from motorcade.core.receipt import State
 from motorcade.core.words import nearest
-from motorcade.http.answers import Endpoint, answer, body, listing, number, told
+from motorcade.http.answers import Endpoint, answer, body, first_of, listing, page_of, told
 from motorcade.http.bridge import Bridge
+
+if TYPE_CHECKING:
+    from motorcade.plugins.fanout.views import Fanout
 
 MAX_BATCH: Final = 2 * 1024 * 1024  #: bytes of a batch in JSON; larger ones go over MQTT, in two steps
 MAX_TARGETS: Final = 10_000  #: on a page: what became of them is read from the rest of the stream, for each page anew
@@ -48,39 +52,45 @@ class SendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 def routes(control: Control, bridge: Bridge) -> list[Route]:
     """A node without the plugin answers 404 and says which one to load."""
     one = "/fanout/requests/{request_id:name}"  # an id with a slash is no id; the fan-out says so
-    return [
-        Route(path, told(endpoint), methods=[method])
-        for path, method, endpoint in (
-            *_requests(control, bridge, one),
-            *_decisions(control, bridge, one),
-            *_collections(control, bridge),
-            *_vehicles(control, bridge),
-        )
-    ]
+    vehicle = "/vehicles/{vin:name}"
+
+    def ask(parameter: str, question: Callable[[Fanout, str], Awaitable[object]]) -> Endpoint:
+        async def asked(request: Request) -> Response:
+            name = request.path_params[parameter]
+            return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: question(fanout, name)))
+
+        return asked
+
+    rows: tuple[Row, ...] = (
+        *_requests(control, bridge, one),
+        (one, "GET", ask("request_id", lambda fanout, request_id: fanout.status(request_id))),
+        (f"{one}/cancel", "POST", ask("request_id", lambda fanout, request_id: fanout.cancel(request_id))),
+        (f"{one}/pause", "POST", ask("request_id", lambda fanout, request_id: fanout.pause(request_id))),
+        (f"{one}/resume", "POST", ask("request_id", lambda fanout, request_id: fanout.resume(request_id))),
+        *_collections(control, bridge),
+        (f"{vehicle}/why", "GET", ask("vin", lambda fanout, vin: fanout.why(vin))),
+        (vehicle, "GET", ask("vin", lambda fanout, vin: fanout.vehicle(vin))),
+    )
+    return [Route(path, told(endpoint), methods=[method]) for path, method, endpoint in rows]
 
 
 def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     async def index(request: Request) -> Response:
         """`?limit&cursor`, in the order of the ids; pass `meta.cursor` to get the next page, until it is null."""
-        limit, cursor = _page(request, MAX_FOUND)
+        cursor, limit = page_of(request, MAX_FOUND)
         found = await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.requests(cursor, limit + 1))
-        more = len(found) > limit
-        return listing(list(found[:limit]), cursor=found[limit - 1].request_id if more else None)
-
-    async def show(request: Request) -> Response:
-        request_id = request.path_params["request_id"]
-        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.status(request_id)))
+        return first_of(found, limit, lambda view: view.request_id)
 
     async def targets(request: Request) -> Response:
         """`?state&limit&cursor`; `meta.count` is the number on this page."""
         request_id, state = request.path_params["request_id"], _state(request)
-        limit, cursor = _page(request, MAX_TARGETS)
+        cursor, limit = page_of(request, MAX_TARGETS)
         found = await bridge.call_slow(
             control.ask_fanout, lambda fanout: fanout.targets(request_id, state, cursor, limit)
         )
         # Not one more than wanted, to see whether there is one: the fan-out remembers the place of the last one it has
         # given, and has to look for that of any other. So the last page may be empty.
-        return listing(list(found), cursor=found[-1].delivery_id if len(found) == limit else None)
+        return listing(found, cursor=found[-1].delivery_id if len(found) == limit else None)
 
     async def send(request: Request) -> Response:
         """202 when the batch is as durable as the store promises; which vehicles have got it is told later."""
@@ -103,28 +113,7 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     return [
         ("/fanout/requests", "GET", index),
         (f"{one}/targets", "GET", targets),
-        (one, "GET", show),
         (f"{one}/send", "POST", send),
-    ]
-
-
-def _decisions(control: Control, bridge: Bridge, one: str) -> list[Row]:
-    async def cancel(request: Request) -> Response:
-        request_id = request.path_params["request_id"]
-        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.cancel(request_id)))
-
-    async def pause(request: Request) -> Response:
-        request_id = request.path_params["request_id"]
-        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.pause(request_id)))
-
-    async def resume(request: Request) -> Response:
-        request_id = request.path_params["request_id"]
-        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.resume(request_id)))
-
-    return [
-        (f"{one}/cancel", "POST", cancel),
-        (f"{one}/pause", "POST", pause),
-        (f"{one}/resume", "POST", resume),
     ]
 
 
@@ -137,22 +126,6 @@ def _collections(control: Control, bridge: Bridge) -> list[Row]:
         return answer(await bridge.call(control.collection))
 
     return [("/fanout/gc", "POST", start), ("/fanout/gc", "GET", show)]
-
-
-def _vehicles(control: Control, bridge: Bridge) -> list[Row]:
-    async def show(request: Request) -> Response:
-        vin = request.path_params["vin"]
-        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.vehicle(vin)))
-
-    async def why(request: Request) -> Response:
-        vin = request.path_params["vin"]
-        return answer(await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.why(vin)))
-
-    return [("/vehicles/{vin:name}/why", "GET", why), ("/vehicles/{vin:name}", "GET", show)]
-
-
-def _page(request: Request, most: int) -> tuple[int, str]:
-    return number(request, "limit", PAGE, 1, most), request.query_params.get("cursor", "")
 
 
 def _state(request: Request) -> State | Literal["pending"] | None:
