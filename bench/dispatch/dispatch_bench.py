@@ -301,7 +301,7 @@ def report(samples: Sequence[Sample], args: argparse.Namespace) -> str:
         "# Dispatcher and workers beside a bare loop",
         "",
         f"- machine: {describe()}; redis-py {redis.__version__}",
-        f"- {args.messages} messages of 54 octets (`waits`: {WAITING_MESSAGES}), batches of {args.batch}",
+        f"- {args.messages} messages of 54 bytes (`waits`: {WAITING_MESSAGES}), batches of {args.batch}",
         f"- append-only file {'off' if args.no_append_only else 'on'}; median of {args.rounds} interleaved round(s)",
         f"- bars: ≥ {BAR} messages/s, ratio ≥ {RATIO_BAR:g}",
         "",

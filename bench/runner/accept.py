@@ -54,13 +54,13 @@ class Platform:
         if self._read(4)[3]:
             raise SystemExit("the node has refused the platform")
 
-    def _read(self, octets: int) -> bytes:
-        while len(self._rest) < octets:
+    def _read(self, size_bytes: int) -> bytes:
+        while len(self._rest) < size_bytes:
             data = self._socket.recv(65536)
             if not data:
                 raise SystemExit("the node has closed the connection: it has refused a batch")
             self._rest += data
-        found, self._rest = self._rest[:octets], self._rest[octets:]
+        found, self._rest = self._rest[:size_bytes], self._rest[size_bytes:]
         return found
 
     def answers(self) -> int:
@@ -108,7 +108,7 @@ def main() -> None:
     platform.send([publish(f"$SDV-FANOUT/data/{DATA}", os.urandom(told["size"]), 1)], 1)
     for first in range(0, told["targets"], step):
         ready = list(batches(vins, first, step, per_batch))
-        octets = sum(map(len, ready))
+        size_bytes = sum(map(len, ready))
         own, node, began = time.process_time(), cpu_seconds(pid), time.monotonic()
         platform.send(ready, told["window"])
         took = time.monotonic() - began
@@ -117,7 +117,7 @@ def main() -> None:
             "targets": first + step,
             "seconds": took,
             "rate": step / took,
-            "octets": octets,
+            "size_bytes": size_bytes,
             "rss_kb": memory(pid),
             "cpu": cpu_seconds(pid) - node,
             "load": (time.process_time() - own) / took,

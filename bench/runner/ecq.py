@@ -221,7 +221,7 @@ def _one_key_words(bench: Bench) -> list[str]:
     words = f"One key updated {_grouped(bench.updates)} times: {_grouped(median(rates))}/s; the steps: "
     words += f"{', '.join(_grouped(rate) for rate in rates)}. The last one is {last:.2f} of the median "
     words += f"({'flat' if last >= FLAT else 'not flat'}). Left: {bench.left['messages']} message of "
-    words += f"{bench.left['bytes']} octets, number {_grouped(bench.left['last'])}; "
+    words += f"{bench.left['bytes']} bytes, number {_grouped(bench.left['last'])}; "
     return [f"{words}{bench.left['disk'] / 1e6:.1f} MB in the data directory.", ""]
 
 

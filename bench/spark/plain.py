@@ -55,7 +55,7 @@ def main() -> None:
     sys.stdin.readline()
     parsing = mode in ("parse", "from_json")
     cpu = time.process_time()
-    rows = octets = speeds = reached = 0
+    rows = size_bytes = speeds = reached = 0
     for offset, values in values_of(url, after, last):
         reached = offset
         rows += len(values)
@@ -64,12 +64,12 @@ def main() -> None:
             if parsing:
                 speeds += parse(record.payload).speed
             else:
-                octets += len(record.payload)
+                size_bytes += len(record.payload)
     print(
         json.dumps(
             {
                 "cpu": time.process_time() - cpu,
-                "sums": [rows, octets, reached, speeds],
+                "sums": [rows, size_bytes, reached, speeds],
             }
         )
     )

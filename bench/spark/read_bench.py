@@ -148,12 +148,12 @@ def plain(url: str, rows: int, mode: str, processes: int) -> tuple[float, list[i
         child.stdin.flush()
     told = [json.loads(child.communicate()[0]) for child in children]
     seconds = time.perf_counter() - begun
-    count, octets, reached, speeds = zip(*(tell["sums"] for tell in told), strict=True)
-    return seconds, [sum(count), sum(octets), max(reached), sum(speeds)]
+    count, size_bytes, reached, speeds = zip(*(tell["sums"] for tell in told), strict=True)
+    return seconds, [sum(count), sum(size_bytes), max(reached), sum(speeds)]
 
 
 def sums_of(frame: DataFrame, mode: str) -> list[int]:
-    """Of rows, octets, offset and speed, as far as the mode has them."""
+    """Of rows, bytes, offset and speed, as far as the mode has them."""
     wanted = ["count(1)", "sum(length(payload))", "max(offset)", "0"]
     if mode in PARSING:
         parsed = "json" if "json" in frame.columns else f"from_json(string(payload), '{TELEMETRY}')"

@@ -5,13 +5,13 @@
     next-ack      read the next entry with its payload and acknowledge it, 64 clients at once; the bare engine does it
                   one after the other, and writes 64 acknowledgements at once, without a sync: as the store does
     next-ack-synced  the same, but the bare engine syncs after each 64, as any commit elsewhere would
-    turn          200 messages of 164 octets, each for one of 10 000 owners, in one batch: a busy turn of the broker
+    turn          200 messages of 164 bytes, each for one of 10 000 owners, in one batch: a busy turn of the broker
     fan           one message for 10 000 owners
     read          64 entries of an owner at once
     acks          200 acknowledgements of 200 owners in one batch
 
 The bare engine writes what any layout needs: a row for each entry that leads to its payload (the digest cut to 20
-octets, 28 with the position), and the payload once; for single messages, the message in its row. It finds the next
+bytes, 28 with the position), and the payload once; for single messages, the message in its row. It finds the next
 entry with a seek, and fetches the payload. It keeps no sizes, counters, positions or answers.
 
 Bare and ported runs alternate, so that a busy machine troubles both. A bar is held against the best of each side; the

@@ -98,7 +98,7 @@ DEAD: list[tuple[str | None, bytes | None, str, str]] = [
     (P, position().replace(b'"', b"'"), "not_json", "not one JSON object"),
     (P, position().replace(b"1.5", b"NaN"), "not_json", "not one JSON object"),
     (P, position(vin="v\xff").replace(b"\\u00ff", b"\xff"), "not_json", "not UTF-8"),
-    (P, b"{" + b" " * 2**20 + b"}", "too_large", "1048578 octets, of 1048576 at most"),
+    (P, b"{" + b" " * 2**20 + b"}", "too_large", "1048578 bytes, of 1048576 at most"),
     (P, position(lat="1.5", speed=1.5), "wrong_type", "lat, speed"),
     (P, position(lat="NaN"), "wrong_type", "lat"),
     (P, position(speed=2**31), "wrong_type", "speed"),

@@ -47,7 +47,7 @@ from tests.support.operator import Operator, payload_of
 
 CONTENT_TYPE = 0x03
 
-TEXT, OCTETS, NUMBER = StringType(), BinaryType(), IntegerType()
+TEXT, BINARY, NUMBER = StringType(), BinaryType(), IntegerType()
 
 
 def columns(**types: DataType) -> StructType:
@@ -55,8 +55,8 @@ def columns(**types: DataType) -> StructType:
 
 
 VINS = columns(vin=TEXT)
-MESSAGES = columns(batch_id=TEXT, message=OCTETS, vehicles=NUMBER)
-TOPICS = columns(topic=TEXT, payload=OCTETS)
+MESSAGES = columns(batch_id=TEXT, message=BINARY, vehicles=NUMBER)
+TOPICS = columns(topic=TEXT, payload=BINARY)
 PAIR = [("name", pa.string()), ("value", pa.string())]
 PAIRS = ArrayType(columns(name=TEXT, value=TEXT))
 
@@ -232,7 +232,7 @@ def test_rows_are_published_to_a_stream(node: NodeProcess, desk: Operator) -> No
             pa.list_(pa.struct(PAIR)),
         ),
     }
-    schema = columns(topic=TEXT, payload=OCTETS, content_type=TEXT, user_properties=PAIRS)
+    schema = columns(topic=TEXT, payload=BINARY, content_type=TEXT, user_properties=PAIRS)
     assert SendCounts(1200) == publish(node, rows, schema)
     found = [*desk.read("streams", name, limit=1000)]
     found += desk.read("streams", name, after=found[-1]["position"], limit=1000)

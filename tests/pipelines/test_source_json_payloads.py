@@ -131,14 +131,14 @@ _usual = st.fixed_dictionaries(
 
 @st.composite
 def _written(draw: st.DrawFn) -> bytes:
-    """JSON as different programs write it; now and then an octet is another, or missing."""
+    """JSON as different programs write it; now and then a byte is another, or missing."""
     made = draw(_usual | _objects)
     text = json.dumps(made, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from([None, None, 1])))
-    octets = bytearray(text.encode("utf-8", "surrogatepass"))
+    data = bytearray(text.encode("utf-8", "surrogatepass"))
     if draw(st.integers(0, 9)) == 0:
-        place = draw(st.integers(0, len(octets) - 1))
-        octets[place : place + draw(st.integers(0, 1))] = draw(st.sampled_from([b"", b"{", b"}", b'"', b"\n", b"\xc3"]))
-    return bytes(octets)
+        place = draw(st.integers(0, len(data) - 1))
+        data[place : place + draw(st.integers(0, 1))] = draw(st.sampled_from([b"", b"{", b"}", b'"', b"\n", b"\xc3"]))
+    return bytes(data)
 
 
 @settings(deadline=None)

@@ -28,7 +28,7 @@ from motorcade.pipelines.sources.datasource import COLUMNS, MotorcadeDataSource,
 from motorcade.pipelines.sources.options import Edge, Lost, Missing, Moment, OptionError, ReadOptions, SourceKind
 from tests.support.cases import refusal, unlike
 
-TEXT, OCTETS, NUMBER = StringType(), BinaryType(), IntegerType()
+TEXT, BINARY, NUMBER = StringType(), BinaryType(), IntegerType()
 STORE = {"store": "rocksdb:///data/store"}
 REDIS = {"store": "redis://127.0.0.1"}
 
@@ -165,7 +165,7 @@ def typed(**types: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in types.items()])
 
 
-VINS, TOPICS = typed(vin=TEXT), typed(topic=TEXT, payload=OCTETS)
+VINS, TOPICS = typed(vin=TEXT), typed(topic=TEXT, payload=BINARY)
 
 
 def test_a_wrong_option_for_writing_is_named() -> None:
@@ -198,9 +198,9 @@ def test_a_wrong_option_for_writing_is_named() -> None:
         (fanout, typed(vin=NUMBER), "one column `vin` of type string"),
         (fanout, typed(vin=TEXT, x=NUMBER), "one column `vin` of type string"),
         (fanout, typed(message=TEXT), "`message` of type binary"),
-        (fanout, typed(message=OCTETS, x=NUMBER), "`message` of type binary"),
-        (fanout, typed(message=OCTETS, vehicles=TEXT), "the column 'vehicles' is string"),
-        ({**fanout, "task_rate": "5"}, typed(message=OCTETS), "needs the column `vehicles`"),
+        (fanout, typed(message=BINARY, x=NUMBER), "`message` of type binary"),
+        (fanout, typed(message=BINARY, vehicles=TEXT), "the column 'vehicles' is string"),
+        ({**fanout, "task_rate": "5"}, typed(message=BINARY), "needs the column `vehicles`"),
         ({**publish, "request": "r"}, TOPICS, "no option 'request' for publishing"),
         ({**publish, "unrouted": "x"}, TOPICS, "option unrouted: 'x' is none of fail, ignore"),
         (publish, typed(topic=TEXT), "has the columns topic and payload"),

@@ -26,27 +26,27 @@ NOW = 1_790_000_000.25
 LENGTHS = [0, 1, 3, 4, 5, 11, 12, 13, 31, 32, 33, 255, 256, 300, 65_535, 65_536]
 
 text = st.one_of(st.text(max_size=40), st.sampled_from(LENGTHS).map(lambda size: "ä" * (size // 2) + "x" * (size % 2)))
-octets = st.one_of(st.binary(max_size=40), st.sampled_from(LENGTHS).map(bytes))
+binary = st.one_of(st.binary(max_size=40), st.sampled_from(LENGTHS).map(bytes))
 seconds = st.floats(min_value=-1e9, max_value=1e10)
 usual = st.builds(
     Record,
     text,
-    octets,
+    binary,
     text,
     st.none() | text,
     seconds,
-    octets,
+    binary,
     st.integers(0, 2),
     st.booleans(),
     st.none() | st.integers(0, 1),
     st.none() | seconds,
     st.none() | text,
     st.none() | text,
-    st.none() | octets,
+    st.none() | binary,
     st.lists(st.tuples(text, text), max_size=3).map(tuple) | st.just((("name", "value"),) * 16),
 )
 plain = st.builds(
-    Record, text, octets, text, st.none() | text, seconds, st.binary(min_size=16, max_size=16), st.integers(0, 2)
+    Record, text, binary, text, st.none() | text, seconds, st.binary(min_size=16, max_size=16), st.integers(0, 2)
 )
 #: As another program, another version or a broken disk may leave them.
 strange = st.one_of(
@@ -159,17 +159,17 @@ def test_a_record_that_is_otherwise_keeps_its_place() -> None:
     assert [{"offset": 7 + 2 * row, "topic": topic} for row, topic in enumerate(topics)] == made.to_pylist()
 
 
-#: Octets that mean something somewhere in a record.
+#: Bytes that mean something somewhere in a record.
 TELLING = [0, 1, 3, 0x80, 0x90, 0x91, 0x92, 0x9F, 0xA0, 0xA2, 0xC0, 0xC2, 0xC4, 0xC5, 0xCB, 0xD9, 0xDB, 0xFF]
 
 
 def variants(value: bytes) -> Iterator[bytes]:
-    """A record with everything wrong that one octet can make wrong, and with every end it can have."""
+    """A record with everything wrong that one byte can make wrong, and with every end it can have."""
     for place in range(len(value)):
         yield value[:place]
         yield value[:place] + value[place + 1 :]
-        for octet in TELLING:
-            yield value[:place] + bytes([octet]) + value[place + 1 :]
+        for byte in TELLING:
+            yield value[:place] + bytes([byte]) + value[place + 1 :]
     yield value + b"\0"
     yield value + value
     yield value[:-1] + bytes([value[-1] + 1]) + b"\x92\xa0\xa0"
@@ -201,7 +201,7 @@ def test_a_record_does_not_end_in_the_next_one() -> None:
     assert [7, 10] == made["offset"].to_pylist()
 
 
-def test_more_octets_than_arrow_can_count_are_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_bytes_than_arrow_can_count_are_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [record.encode(Message("t", bytes(100), 1, timestamp=NOW)) for _ in range(3)]
     monkeypatch.setattr(unpack, "MAX_BYTES", 300)
     assert unpack.unpack(found) is None

@@ -25,11 +25,11 @@ from tests.support.fanout import (
     TRIGGER,
     Platform,
     Watch,
+    as_bytes,
     batch,
     figures,
     fresh,
     get,
-    octets,
     one,
     request_name,
     stored_receipts,
@@ -169,7 +169,7 @@ def test_a_wrong_batch_over_a_socket(node: NodeProcess, platform: Platform, desk
     wrong = batch([one(), "short"], "task_wrong")
     assert "ids[1]" in platform.refused(INGRESS, wrong)
     with Platform(node, 4) as old:
-        old.client.send(publish_packet(INGRESS, octets(wrong), version=4, qos=1, packet_id=1))
+        old.client.send(publish_packet(INGRESS, as_bytes(wrong), version=4, qos=1, packet_id=1))
         assert [] == old.client.expect_closed()
     assert 404 == desk.web.get("fanout/requests/task_wrong").status_code
     assert taken(1) == platform.send([one()], request_name())
@@ -188,7 +188,7 @@ def test_clients_that_others_have_written(node: NodeProcess, protocol: MQTTProto
         client.loop_start()
     try:
         for number in range(3):
-            sent = platform.publish(INGRESS, octets(batch([vin], f"task_paho_{number}", f"{number}")), 1)
+            sent = platform.publish(INGRESS, as_bytes(batch([vin], f"task_paho_{number}", f"{number}")), 1)
             sent.wait_for_publish(30)
         wait_until(lambda: len(seen) == 3, "all three arrive")
     finally:
@@ -250,7 +250,7 @@ def test_access_rules_reserve_it_to_the_platform(tmp_path: Path) -> None:
         stranger = connected(node, unique("s"), 5, username="mallory")
         car = vehicle(node, vin)
         for client, topic, payload in (
-            (stranger, INGRESS, octets(batch([vin], "task_acl_1"))),
+            (stranger, INGRESS, as_bytes(batch([vin], "task_acl_1"))),
             (stranger, f"{DATA}x", b"x"),
             (stranger, TRIGGER, b"{}"),
             (car, topic_of(vin, "task_acl_1"), b"forged"),
@@ -259,6 +259,6 @@ def test_access_rules_reserve_it_to_the_platform(tmp_path: Path) -> None:
             assert answer is not None and NOT_AUTHORIZED == answer.reason
         assert [0x87] == stranger.subscribe("$SDV-FANOUT/receipt/#", 1).reasons
         assert [0x87] == stranger.subscribe(f"agent/{other}/proxy/request/+", 1).reasons
-        answer = allowed.publish(INGRESS, octets(batch([vin], "task_acl_2")), 1)
+        answer = allowed.publish(INGRESS, as_bytes(batch([vin], "task_acl_2")), 1)
         assert answer is not None and taken(1) == figures(answer)
         assert topic_of(vin, "task_acl_2") == get(car).topic

@@ -23,12 +23,12 @@ from tests.support.fanout import (
     PATIENCE,
     Platform,
     Watch,
+    as_bytes,
     batch,
     figures,
     fresh,
     get,
     nothing_else,
-    octets,
     one,
     request_name,
     stored_receipts,
@@ -209,7 +209,7 @@ def publish_until_killed(home: Home, vins: Sequence[str], names: Sequence[str], 
             for name in names:
                 packet_id = client.next_id()
                 waiting[packet_id] = name
-                body = octets(batch(vins, name, name, **options(name)))
+                body = as_bytes(batch(vins, name, name, **options(name)))
                 client.send(publish_packet(INGRESS, body, qos=1, packet_id=packet_id))
                 while len(waiting) >= 10:
                     answer = client.expect(PUBACK)
@@ -293,7 +293,7 @@ def test_a_store_that_does_not_answer(home: Home, lone_redis: Any) -> None:
         lone_redis.pause()
         try:
             packet_id = platform.client.next_id()
-            body = octets(batch([vin], "task_later", "later"))
+            body = as_bytes(batch([vin], "task_later", "later"))
             platform.client.send(publish_packet(INGRESS, body, qos=1, packet_id=packet_id))
             with pytest.raises(TimeoutError):
                 platform.client.recv(0.5)
@@ -310,7 +310,7 @@ def test_a_store_that_does_not_answer(home: Home, lone_redis: Any) -> None:
         assert b"before" == get(client).payload
         if told_so is None:  # nobody knows whether it was stored: the platform publishes it again
             with Platform(home) as again:  # there is room when the node knows what has become of the first one
-                body = octets(batch([vin], "task_later", "later"))
+                body = as_bytes(batch([vin], "task_later", "later"))
                 wait_until(lambda: not again.publish(INGRESS, body).reason, "it is taken")
         assert b"later" == get(client).payload
 
@@ -330,7 +330,7 @@ def test_a_store_that_does_not_say_what_it_has_done(home: Home, lone_redis: Any)
         try:
             acknowledge(there, first)  # its receipt has to wait
             for data in ("second", "third"):
-                body = octets(batch(vins, request, data))
+                body = as_bytes(batch(vins, request, data))
                 platform.client.send(publish_packet(INGRESS, body, qos=1, packet_id=platform.client.next_id()))
             with suppress(TimeoutError):  # if the server has got the first already, it is answered when it is back
                 assert settled(platform.client, 10) is None
@@ -376,7 +376,7 @@ def test_a_server_of_a_cluster_is_full(home: Home, cluster_redis: RedisCluster) 
         while not desk.counters("fanout").get("batches_completed"):
             assert len(names) < TRIES, "no batch was stored in part"
             names.append(f"b{len(names)}")
-            body = octets(batch(vins, request, names[-1], mode="append", batch_id=names[-1]))
+            body = as_bytes(batch(vins, request, names[-1], mode="append", batch_id=names[-1]))
             publish_in_vain(home, body, cluster_redis.masters()[len(names) % 3])
             with Platform(home) as platform:
                 assert len(vins) == figures(platform.publish(INGRESS, body))["accepted"]

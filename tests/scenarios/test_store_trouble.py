@@ -59,16 +59,16 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def give_room_only(folder: Path, octets: int) -> None:
+def give_room_only(folder: Path, size_bytes: int) -> None:
     """Fill a disk until so much is left."""
     room = os.statvfs(folder)
     with (folder / "filler").open("wb") as filler:
-        os.posix_fallocate(filler.fileno(), 0, room.f_bavail * room.f_frsize - octets)
+        os.posix_fallocate(filler.fileno(), 0, room.f_bavail * room.f_frsize - size_bytes)
 
 
-def limit_files(home: Home, octets: int) -> None:
+def limit_files(home: Home, size_bytes: int) -> None:
     """Let the node's files grow no larger than this; -1 lifts the limit."""
-    psutil.Process(home.node.pid).rlimit(psutil.RLIMIT_FSIZE, (octets, psutil.RLIM_INFINITY))
+    psutil.Process(home.node.pid).rlimit(psutil.RLIMIT_FSIZE, (size_bytes, psutil.RLIM_INFINITY))
 
 
 @pytest.fixture(params=["room kept in reserve", "no room at all", "files that may not grow", "redis without memory"])

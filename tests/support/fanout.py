@@ -71,7 +71,7 @@ class Platform:
 
     def publish(self, topic: str, payload: bytes | str | dict[str, Any], qos: int = 1) -> Packet:
         """What the broker answers, whatever it is."""
-        answer = self.client.publish(topic, octets(payload), qos)
+        answer = self.client.publish(topic, as_bytes(payload), qos)
         assert answer is not None
         return answer
 
@@ -98,7 +98,7 @@ class Platform:
         return text
 
 
-def octets(payload: bytes | str | dict[str, Any]) -> bytes:
+def as_bytes(payload: bytes | str | dict[str, Any]) -> bytes:
     if isinstance(payload, bytes):
         return payload
     return (payload if isinstance(payload, str) else json.dumps(payload)).encode()

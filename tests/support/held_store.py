@@ -157,9 +157,10 @@ class HeldStreams(MemoryStreams):
         return await self._wait_read(lambda: _run(self._inner.read(stream, after, limit)))
 
     async def trim(
-        self, stream: str, before: float = 0.0, octets: int = 0, records: int = 0, budget: int = 1000
+        self, stream: str, before: float = 0.0, size_bytes: int = 0, records: int = 0, budget: int = 1000
     ) -> Swept:
-        return await self._wait(lambda: _run(self._inner.trim(stream, before, octets, records, budget)), removes=True)
+        bounds = before, size_bytes, records, budget
+        return await self._wait(lambda: _run(self._inner.trim(stream, *bounds)), removes=True)
 
 
 class HeldStore:

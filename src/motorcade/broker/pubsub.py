@@ -287,9 +287,9 @@ class PubSub:
         shared.hooks.on_change(self.forget_routes)
 
     @property
-    def route_octets(self) -> int:
+    def route_bytes(self) -> int:
         """Bytes of remembered routes, about."""
-        return self._routes.octets
+        return self._routes.size_bytes
 
     @property
     def filter_nodes(self) -> int:

@@ -117,11 +117,11 @@ RECEIVER_BYTES = 40
 class Routes(Generic[R]):
     """Bounded cache of routes by topic, dropped exactly when a filter that matches the topic changes."""
 
-    __slots__ = ("_limit", "_octets", "_own", "_retired", "_soon", "_tree", "table")
+    __slots__ = ("_limit", "_max_bytes", "_own", "_retired", "_soon", "_tree", "table")
 
-    def __init__(self, limit: int, octets: int, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
+    def __init__(self, limit: int, max_bytes: int, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self._limit = limit
-        self._octets = octets
+        self._max_bytes = max_bytes
         self._own = 0  # bytes of all routes, without the tree
         self._soon = soon  # what lets something happen in the next turn of the event loop
         self._tree: TopicTree[R] = TopicTree()
@@ -129,13 +129,13 @@ class Routes(Generic[R]):
         self.table: dict[bytes, R] = {}  #: read by the fast path
 
     @property
-    def octets(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes that the cache takes, about."""
         return self._own + self._tree.nodes * NODE_BYTES
 
     def put(self, topic: str, route: R) -> None:
         """Remember a route."""
-        while self.table and (len(self.table) >= self._limit or self.octets >= self._octets):
+        while self.table and (len(self.table) >= self._limit or self.size_bytes >= self._max_bytes):
             # Several at once: finding the first key walks over the gaps of those that were dropped before.
             for old in list(islice(self.table, 1 + self._limit // 1024)):
                 self._drop(old.decode())

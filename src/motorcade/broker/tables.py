@@ -21,7 +21,7 @@ def tables(state: BrokerState) -> list[Table]:
     pubsub, shared = state.pubsub, state.shared
     subscriptions = pubsub.subscriptions + pubsub.shared_subscriptions
     return [
-        Table("routes", len(pubsub.routes), pubsub.route_octets, state.limits.route_cache),
+        Table("routes", len(pubsub.routes), pubsub.route_bytes, state.limits.route_cache),
         Table(
             "subscriptions",
             subscriptions,

@@ -68,7 +68,7 @@ class Job:
         """The message for one batch."""
         return self.order.trigger(vins, self.batch_id(vins))
 
-    def octets(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of all messages that the broker is sent, without their headers."""
         return len(self.data) + sum(len(self.trigger(vins)) for vins in self.batches())
 

@@ -64,7 +64,7 @@ def ingest(
         float,
         typer.Option("--max-ahead", parser=_at_least_a_second, metavar="1h|30s", help="Farther in the future is dead."),
     ] = "1h",  # type: ignore[assignment]
-    max_payload: Annotated[int, typer.Option("--max-payload", min=1, help="Larger is dead, in octets.")] = 1_048_576,
+    max_payload: Annotated[int, typer.Option("--max-payload", min=1, help="Larger is dead, in bytes.")] = 1_048_576,
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="In one micro-batch.")] = 1_000_000,
     on_trimmed: Annotated[
         str, typer.Option("--on-trimmed", metavar="fail|skip", help="If records are gone that were not read yet.")

@@ -38,7 +38,7 @@ def read(place: str, *, check_digit: bool) -> VinList:
     named = 0
     wrong: list[str] = []
     mistakes = 0
-    for number, line in enumerate(_octets(place).split(b"\n"), start=1):
+    for number, line in enumerate(_read(place).split(b"\n"), start=1):
         text = line.strip()
         if not text or text.startswith(b"#"):
             continue
@@ -73,7 +73,7 @@ def argument(text: str) -> str:
     return text
 
 
-def _octets(place: str) -> bytes:
+def _read(place: str) -> bytes:
     if place == "-":
         return sys.stdin.buffer.read()
     try:

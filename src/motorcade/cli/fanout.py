@@ -186,7 +186,7 @@ def _show_plan(job: Job, duplicates: int, as_json: bool) -> None:
         "duplicates": duplicates,
         "batches": len(job.batches()),
         "payload_bytes": len(job.data),
-        "bytes": job.octets(),
+        "bytes": job.size_bytes(),
         "data_id": job.data_id,
     }
     if as_json:

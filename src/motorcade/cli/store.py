@@ -129,11 +129,11 @@ def backup(
             "`motorcade store export FILE` makes a copy that every engine reads"
         )
     to = directory.absolute()
-    octets = _backup(where, where.path, to)
+    size_bytes = _backup(where, where.path, to)
     if given.as_json:
-        _output.print_json({"to": str(to), "store": where.shown, "octets": octets})
+        _output.print_json({"to": str(to), "store": where.shown, "octets": size_bytes})
     else:
-        print(f"{to}: {_size(octets)}; try it with `motorcade store check --store rocksdb://{to}`")
+        print(f"{to}: {_size(size_bytes)}; try it with `motorcade store check --store rocksdb://{to}`")
 
 
 @verb(app)
@@ -148,12 +148,12 @@ def salvage(
     if where.path is None:
         raise _control.ControlError("Redis mends its own files: see `redis-check-aof --fix`")
     to = directory.absolute()
-    octets, findings = _salvage(where.path, to)
+    size_bytes, findings = _salvage(where.path, to)
     if as_json:
-        told = {"ok": not findings, "store": where.shown, "copy": str(to), "octets": octets, "findings": findings}
+        told = {"ok": not findings, "store": where.shown, "copy": str(to), "octets": size_bytes, "findings": findings}
         _output.print_json(told)
     else:
-        print(f"{to}: {_size(octets)}, as it was")
+        print(f"{to}: {_size(size_bytes)}, as it was")
         print("\n".join(findings or [f"{where.shown}: opens again, nothing is wrong with what is left"]))
     if findings:
         raise typer.Exit(1)
@@ -195,7 +195,7 @@ def _node_of(where: StoreLocation, path: Path) -> _control.ControlClient:
 
 
 def _let_copy(control: _control.ControlClient, to: Path) -> int:
-    """Let a node copy its store; how many octets."""
+    """Let a node copy its store; how many bytes."""
     control.call("POST", "store/backup", {"to": str(to)})
     with _progress() as show:
         while (state := control.call("GET", "store/backup"))["state"] == "running":
@@ -226,10 +226,10 @@ def _salvage(path: Path, to: Path) -> tuple[int, list[str]]:
         await opened.close()
 
     with embedded.claimed(path), _progress() as show:
-        octets = embedded.copy(path, to, lambda done, whole: show(f"{_size(done)} of {_size(whole)}"))
+        size_bytes = embedded.copy(path, to, lambda done, whole: show(f"{_size(done)} of {_size(whole)}"))
     asyncio.run(open_once())
     with embedded.claimed(path):
-        return octets, embedded.check(path)
+        return size_bytes, embedded.check(path)
 
 
 def _check_embedded(where: StoreLocation) -> tuple[list[str], int]:
@@ -461,9 +461,9 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, object]]:
     return lines
 
 
-def _size(octets: float) -> str:
+def _size(size_bytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if octets < 1024:
-            return f"{octets:.0f} {unit}" if unit == "B" else f"{octets:.1f} {unit}"
-        octets /= 1024
-    return f"{octets:.1f} TiB"
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"

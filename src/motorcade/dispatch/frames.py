@@ -215,8 +215,8 @@ def _run_of_acks(data: bytes) -> tuple[list[bytes], int]:
     count = len(data) // _ACK_SIZE
     end = count * _ACK_SIZE
     whole = data[:end]
-    for offset, octet in enumerate(_ACK_HEADER):
-        if whole[offset::_ACK_SIZE].count(octet) != count:
+    for offset, byte in enumerate(_ACK_HEADER):
+        if whole[offset::_ACK_SIZE].count(byte) != count:
             return [], 0
     return [whole[start : start + ID_SIZE] for start in range(_SIZE, end, _ACK_SIZE)], end
 

@@ -285,7 +285,7 @@ class WorkerLink:
     # -- inside
 
     def _forget_answered(self) -> None:
-        """Octets are counted per sending, until all of it was answered: near enough, and nothing to do per message."""
+        """Bytes are counted per sending, until all of it was answered: near enough, and nothing to do per message."""
         sent = self._sent
         while sent and self.held.isdisjoint(sent[0].ids):
             self._forget(sent.popleft())

@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
     name: str
     entries: int
-    octets: int
+    size_bytes: int
     bound: int = 0  #: bytes that it takes at its bound; 0: it grows with clients, their messages or what is declared
 
 

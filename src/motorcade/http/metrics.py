@@ -189,7 +189,7 @@ def _plugin_families(plugins: list[PluginView]) -> Iterator[Family]:
 def _table_families(tables: list[Table]) -> Iterator[Family]:
     for name, text, values in (
         ("table_entries", "Entries of a table in memory.", [(t.name, t.entries) for t in tables]),
-        ("table_bytes", "Bytes of a table in memory, estimated.", [(t.name, t.octets) for t in tables]),
+        ("table_bytes", "Bytes of a table in memory, estimated.", [(t.name, t.size_bytes) for t in tables]),
         ("table_limit_bytes", "Bytes that it takes at its bound.", [(t.name, t.bound) for t in tables if t.bound]),
     ):
         yield gauge(name, text, [({"table": table}, value) for table, value in values])

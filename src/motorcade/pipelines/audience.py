@@ -80,7 +80,7 @@ FILES_PER_BATCH: Final = 2
 #: Connections to the broker at once, unless somebody says otherwise; a node is busy with fewer.
 CONNECTIONS: Final = 8
 
-#: Octets of a text that is looked at. What is longer is no VIN, and is cut.
+#: Bytes of a text that is looked at. What is longer is no VIN, and is cut.
 LONGEST: Final = 256
 _CUT: Final = 64  # characters that are left of it
 
@@ -93,7 +93,7 @@ INVALID: Final = "invalid"
 
 #: What `planned` gives: rows of both kinds.
 SCHEMA: Final = (
-    "kind STRING, batch_id STRING, message BINARY, vehicles INT, octets LONG, rows LONG, "
+    "kind STRING, batch_id STRING, message BINARY, vehicles INT, size_bytes LONG, rows LONG, "
     "vin STRING, reason STRING, detail STRING"
 )
 
@@ -106,7 +106,7 @@ _ARROW: Final = pa.schema(
         ("batch_id", pa.string()),
         ("message", pa.binary()),
         ("vehicles", pa.int32()),
-        ("octets", pa.int64()),
+        ("size_bytes", pa.int64()),
         ("rows", pa.int64()),
         ("vin", pa.string()),
         ("reason", pa.string()),
@@ -186,7 +186,7 @@ def _share(
             batch_id=some.ids,
             message=some.messages,
             vehicles=some.vehicles,
-            octets=[len(message) for message in some.messages],
+            size_bytes=[len(message) for message in some.messages],
             rows=some.rows,
         )
     wrong = found.filter(~good)
@@ -225,7 +225,7 @@ class AudienceCounts:
     duplicates: int = 0  #: rows that named a vehicle once more
     invalid: dict[str, int] = field(default_factory=dict)  #: rows that are no VIN, by reason
     batches: int = 0
-    octets: int = 0  #: of the batches' messages
+    size_bytes: int = 0  #: of the batches' messages
     tasks: int = 0  #: that have made batches
 
     @property
@@ -241,7 +241,7 @@ def counted(plan: DataFrame) -> AudienceCounts:
             F.sum("rows").alias("rows"),
             F.count("batch_id").alias("batches"),
             F.coalesce(F.sum("vehicles"), F.lit(0)).alias("vehicles"),
-            F.coalesce(F.sum("octets"), F.lit(0)).alias("octets"),
+            F.coalesce(F.sum("size_bytes"), F.lit(0)).alias("size_bytes"),
             F.count_distinct(F.substring_index("batch_id", "-", 2)).alias("tasks"),
         )
         .collect()
@@ -258,14 +258,14 @@ def counted(plan: DataFrame) -> AudienceCounts:
         duplicates=good["rows"] - good["vehicles"],
         invalid=invalid,
         batches=good["batches"],
-        octets=good["octets"],
+        size_bytes=good["size_bytes"],
         tasks=good["tasks"],
     )
 
 
 def dry_run(order: Order, counts: AudienceCounts, pending: int | None) -> dict[str, Any]:
     """What sending it would come to; `pending` as `pending_of` counts it, None if nobody has looked."""
-    published = order.size_bytes(counts.batches, counts.octets, copies=max(1, counts.tasks))
+    published = order.size_bytes(counts.batches, counts.size_bytes, copies=max(1, counts.tasks))
     topic = len(FanoutConfig().topic_of(make_vin(0), order.request_id).encode())
     single = order.bytes_one_by_one(counts.vehicles, topic)
     return {

@@ -1,6 +1,6 @@
 """Columns of VINs: which are right, each once, and the bytes of their fan-out batches. Arrow and numpy, no Spark.
 
-    VINs of a partition ─▶ VinTally: each once, how often it was there ─▶ right? ─▶ matrix of n × 17 octets ─▶ batches
+    VINs of a partition ─▶ VinTally: each once, how often it was there ─▶ right? ─▶ matrix of n × 17 bytes ─▶ batches
                                                                         └─▶ wrong: reason and words of core.vin
 
 Rule 1: what is frequent costs no Python: VINs are looked at, and batches are made of them, a partition at a time. Only
@@ -29,7 +29,7 @@ MAX_DIFFERENT: Final = 5_000_000
 #: Rows that are gathered before they are counted.
 GATHERED: Final = 1_000_000
 
-Octets = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 
 
 class Wrong(StrEnum):
@@ -96,7 +96,7 @@ class VinTally:
 
 
 def _table() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """By octet: whether it may be in a VIN, and what it counts in the check digit; and the weights of the places.
+    """By byte: whether it may be in a VIN, and what it counts in the check digit; and the weights of the places.
 
     Taken from `core.vin` by asking it: a letter alone at a place of weight w gives the remainder of its value × w.
     """
@@ -126,18 +126,18 @@ def right(texts: pa.StringArray, *, check_digit: bool = False) -> npt.NDArray[np
     )
     if not mask.any():
         return mask
-    matrix = octets(texts if mask.all() else texts.filter(pa.array(mask)))
+    matrix = byte_matrix(texts if mask.all() else texts.filter(pa.array(mask)))
     good = _ALLOWED[matrix].all(axis=1)
     if check_digit:
-        # Octets that mean nothing here count 0, so that a sum is had of every row; those rows are wrong anyway.
+        # Bytes that mean nothing here count 0, so that a sum is had of every row; those rows are wrong anyway.
         good &= _DIGITS[(_VALUES[matrix] @ _WEIGHTS) % 11] == matrix[:, CHECK]
     found: npt.NDArray[np.bool_] = mask.copy()
     found[mask] = good
     return found
 
 
-def octets(texts: pa.StringArray) -> Octets:
-    """Texts of `LENGTH` octets each, none of them null, as a matrix."""
+def byte_matrix(texts: pa.StringArray) -> ByteArray:
+    """Texts of `LENGTH` bytes each, none of them null, as a matrix."""
     offsets = np.frombuffer(texts.buffers()[1], dtype=np.int32)
     start = int(offsets[texts.offset]) if len(texts) else 0
     flat = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)
@@ -171,7 +171,7 @@ class Batches(NamedTuple):
 
 def batches(found: CountedVins, order: Order, size: int, prefix: str, several: int = 1000) -> Iterator[Batches]:
     """The batches of VINs that are right and different, with ids that begin with `prefix`; `several` at a time."""
-    matrix = octets(found.texts)
+    matrix = byte_matrix(found.texts)
     middle, tail = order.middle(prefix), order.tail
     for first in range(0, len(matrix), size * several):
         some = matrix[first : first + size * several]
@@ -199,7 +199,7 @@ def batches(found: CountedVins, order: Order, size: int, prefix: str, several: i
         )
 
 
-def _joined(matrix: Octets) -> Octets:
+def _joined(matrix: ByteArray) -> ByteArray:
     """Each VIN with what stands between two of them behind it."""
     between: Any = np.frombuffer(BETWEEN, dtype=np.uint8)
     return np.hstack([matrix, np.broadcast_to(between, (len(matrix), len(between)))])

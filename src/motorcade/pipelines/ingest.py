@@ -53,7 +53,7 @@ MAX_LATENESS: Final = 7 * 86400.0
 MAX_AHEAD: Final = 3600.0
 DEDUPE_WITHIN: Final = 3600.0
 
-#: Octets of a message that is parsed.
+#: Bytes of a message that is parsed.
 MAX_PAYLOAD: Final = 2**20
 
 #: Columns that are read: of a stream, and of a Redis stream.
@@ -101,7 +101,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Bounds, in seconds and octets."""
+    """Bounds, in seconds and bytes."""
 
     max_lateness: float = MAX_LATENESS  #: 0: any
     max_ahead: float = MAX_AHEAD
@@ -270,7 +270,7 @@ def _is_wrong(number: int) -> Column:
 def _verdict(types: Sequence[Type], options: Options) -> Column:
     """`reason` and `detail`, or null for what is as it should be: the first thing that is wrong with it."""
     size = F.octet_length("payload")
-    too_large = F.concat(size.cast("string"), F.lit(f" octets, of {options.max_payload} at most"))
+    too_large = F.concat(size.cast("string"), F.lit(f" bytes, of {options.max_payload} at most"))
     unfit = (
         _when(F.col("payload").isNull(), Reason.NO_PAYLOAD)
         .when(F.col("type").isNull(), _dead(Reason.NO_TYPE))

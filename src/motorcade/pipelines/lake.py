@@ -53,7 +53,7 @@ from motorcade.pipelines.schema import DAY
 
 HOME: Final = ".motorcade"
 
-#: Octets that a merged file has at most, about; files of half of that are left as they are.
+#: Bytes that a merged file has at most, about; files of half of that are left as they are.
 TARGET_BYTES: Final = 128 * 2**20
 
 #: Files of similar size in a day that are merged without being asked.
@@ -63,7 +63,7 @@ MANY_FILES: Final = 16
 #: power of it between the size of a first file and TARGET_BYTES: four or five times.
 SIMILAR: Final = 8
 
-#: Octets below which all files are similar.
+#: Bytes below which all files are similar.
 TINY: Final = 64 * 1024
 
 

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from motorcade.pipelines import PipelineError
 
-#: Octets of rows, as Arrow holds them, that wait in a task for their file.
+#: Bytes of rows, as Arrow holds them, that wait in a task for their file.
 BUFFER_BYTES: Final = 128 * 2**20
 
 #: Rows of a row group, at most; what a reader skips or takes as a whole.
@@ -140,7 +140,7 @@ def _sync(out: Any) -> int:
 
 
 def merge(sources: Sequence[Path], target: Path) -> tuple[int, int]:
-    """The rows of many files in one, in the order of the files; how many, and how many octets they take now.
+    """The rows of many files in one, in the order of the files; how many, and how many bytes they take now.
 
     Columns that some files lack, since the schema had them later, are null there.
     """

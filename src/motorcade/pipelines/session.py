@@ -73,8 +73,8 @@ DERBY_SILENT: Final = ("derby.stream.error.method", "java.io.OutputStream.nullOu
 #: Where Spark's log goes if it has a file; see `start`.
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 JAVA_SETTING: Final = "spark.driver.extraJavaOptions"
-_MOST_WORDS: Final = 4096  #: octets of what Java says when it does not start
-_MOST_SAID: Final = 200  #: characters of what it says instead of its version
+_MAX_OUTPUT: Final = 4096  #: bytes of what Java says when it does not start
+_MAX_QUOTED: Final = 200  #: characters of what it says instead of its version
 
 PYTHON_SETTING: Final = "spark.pyspark.python"
 DEFAULT_PORT: Final = 7077  #: of a standalone master
@@ -199,7 +199,7 @@ def _signals_wait() -> Iterator[None]:
 def _last_words(printed: Path) -> str:
     """What Java has said before it ended."""
     with printed.open("rb") as said:
-        lines = said.read(_MOST_WORDS).decode(errors="replace").splitlines()
+        lines = said.read(_MAX_OUTPUT).decode(errors="replace").splitlines()
     return " ".join(
         line.strip() for line in lines if line.strip() and not line.startswith(("\tat ", "WARNING: Using "))
     )
@@ -337,7 +337,7 @@ def check_java() -> int:
     said = (done.stderr + done.stdout).strip()
     version = _version(said)
     if version is None:
-        raise _no_java(program, home, f"is no such Java: asked for its version, it says {said[:_MOST_SAID]!r}")
+        raise _no_java(program, home, f"is no such Java: asked for its version, it says {said[:_MAX_QUOTED]!r}")
     if version < OLDEST_JAVA:
         raise _no_java(program, home, f"is no such Java: it is Java {version}")
     return version

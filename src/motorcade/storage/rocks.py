@@ -511,7 +511,7 @@ class RocksBlobs:
 
     async def count(self) -> tuple[int, int]:
         await self._reader.now(lambda _: None)
-        return self._writer.state.blob_count, self._writer.state.blob_octets
+        return self._writer.state.blob_count, self._writer.state.blob_bytes
 
 
 # -- records
@@ -871,7 +871,7 @@ class RocksStore:
             engine="rocksdb",
             entries=state.entries,
             blobs=state.blob_count,
-            blob_octets=state.blob_octets,
+            blob_octets=state.blob_bytes,
             records=state.records,
             shared=state.shared,
             commits=writer.commits,

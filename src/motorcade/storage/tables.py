@@ -143,7 +143,7 @@ class Totals(NamedTuple):
 
     entries: int = 0
     blobs: int = 0
-    blob_octets: int = 0
+    blob_bytes: int = 0
     records: int = 0
     shared: int = 0  #: messages
     floor: int = 0  #: no mailbox that is gone had a position above it; new ones begin above it

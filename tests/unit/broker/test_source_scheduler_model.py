@@ -691,7 +691,7 @@ class Machine(World):
         sorts=st.tuples(*[traits] * STOCKS),
         window=st.integers(1, 4),
         buffer=st.sampled_from((1, 4, 16)),
-        octets=st.sampled_from((1 << 20, 1 << 20, 100)),
+        buffer_bytes=st.sampled_from((1 << 20, 1 << 20, 100)),
         lasting=st.booleans(),
         observed=st.booleans(),
         aliases=st.sampled_from((None, None, 2)),
@@ -703,20 +703,20 @@ class Machine(World):
         sorts: tuple[Traits, ...],
         window: int,
         buffer: int,
-        octets: int,
+        buffer_bytes: int,
         lasting: bool,
         observed: bool,
         aliases: int | None,
         version: int,
         filters: list[tuple[int, int]],
     ) -> None:
-        self.window, self.buffer, self.octets, self.aliases = window, buffer, octets, aliases
+        self.window, self.buffer, self.buffer_bytes, self.aliases = window, buffer, buffer_bytes, aliases
         options = SessionOptions(
             window=window,
             queue=0,
             queue_bytes=0,
             source_buffer=buffer,
-            source_buffer_bytes=octets,
+            source_buffer_bytes=buffer_bytes,
             max_awaiting_rel=0,
             await_rel_timeout=0,
             expiry_default_v3=EXPIRY,
@@ -840,7 +840,7 @@ class Machine(World):
             return
         room = (
             (self.buffer - scheduler.buffered - scheduler.promised) // 2
-            if scheduler.buffered_bytes < self.octets
+            if scheduler.buffered_bytes < self.buffer_bytes
             else 0
         )
         if not slot.buffer:

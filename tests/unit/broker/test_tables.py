@@ -45,7 +45,7 @@ def grown(work: Callable[[], object]) -> int:
 
 def told(node: MemoryNode, name: str) -> tuple[int, int]:
     (found,) = [table for table in tables(node.state) if table.name == name]
-    return found.entries, found.octets
+    return found.entries, found.size_bytes
 
 
 def close_to(estimate: int, allocated: int) -> bool:
@@ -64,9 +64,9 @@ def test_routes_cost_what_is_told(node: MemoryNode, topic: str) -> None:
         reader.wire.written = bytearray()
 
     allocated = grown(publish)
-    entries, octets = told(node, "routes")
+    entries, size_bytes = told(node, "routes")
     assert MANY == entries
-    assert close_to(octets, allocated), (octets, allocated)
+    assert close_to(size_bytes, allocated), (size_bytes, allocated)
 
 
 def test_the_cache_of_routes_is_bounded_by_bytes() -> None:
@@ -79,8 +79,8 @@ def test_the_cache_of_routes_is_bounded_by_bytes() -> None:
             if number % 7 == 0:
                 node.subscribe(readers[number % 50], (f"{number}/#", 0))
             writer.send(Publish(f"{number}/" + "x/" * depth + "long" * (number % 50), b"", 0))
-            entries, octets = told(node, "routes")
-            assert 0 < entries and octets < 200_000 + 100 * 260 + 10_000  # one route above the bound
+            entries, size_bytes = told(node, "routes")
+            assert 0 < entries and size_bytes < 200_000 + 100 * 260 + 10_000  # one route above the bound
         node.state.pubsub.forget_routes()
         assert (0, 0) == told(node, "routes")
 
@@ -107,9 +107,9 @@ def test_subscriptions_cost_what_is_told(node: MemoryNode, filter_: str) -> None
             client.take()
 
     allocated = grown(subscribe)
-    entries, octets = told(node, "subscriptions")
+    entries, size_bytes = told(node, "subscriptions")
     assert MANY == entries
-    assert close_to(octets, allocated), (octets, allocated)
+    assert close_to(size_bytes, allocated), (size_bytes, allocated)
     for client in clients:
         client.close()
     node.turn()
@@ -126,9 +126,9 @@ def test_sessions_and_connections_cost_what_is_told(node: MemoryNode) -> None:
             node.turn()
 
     allocated = grown(leave)
-    entries, octets = told(node, "sessions")
+    entries, size_bytes = told(node, "sessions")
     assert MANY // 3 == entries
-    assert close_to(octets, allocated), (octets, allocated)
+    assert close_to(size_bytes, allocated), (size_bytes, allocated)
     peers = []
 
     def stay() -> None:
@@ -140,7 +140,7 @@ def test_sessions_and_connections_cost_what_is_told(node: MemoryNode) -> None:
             peers.append(peer)
 
     allocated = grown(stay)
-    both = told(node, "connections")[1] + told(node, "sessions")[1] - octets
+    both = told(node, "connections")[1] + told(node, "sessions")[1] - size_bytes
     assert close_to(both, allocated), (both, allocated)
 
 

@@ -151,15 +151,15 @@ def test_a_file_is_not_replaced_unasked(run: Run, path: Path, tmp_path: Path) ->
 
 
 def test_an_export_passes_through_pipes(path: Path, tmp_path: Path) -> None:
-    def pipe(*args: str, octets: bytes = b"") -> bytes:
+    def pipe(*args: str, data: bytes = b"") -> bytes:
         line = [sys.executable, "-m", "motorcade", "store", *args]
         done = subprocess.run(
-            line, input=octets, env=environment(), cwd=tmp_path, capture_output=True, timeout=PATIENCE, check=True
+            line, input=data, env=environment(), cwd=tmp_path, capture_output=True, timeout=PATIENCE, check=True
         )
         return done.stdout
 
     made = pipe("export", "-", "--store", f"rocksdb://{path}")
-    pipe("import", "-", "--store", "rocksdb://new", octets=gzip.compress(made))
+    pipe("import", "-", "--store", "rocksdb://new", data=gzip.compress(made))
     assert asyncio.run(bodies(path, "session:a")) == asyncio.run(bodies(tmp_path / "new", "session:a"))
 
 

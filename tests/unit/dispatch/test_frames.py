@@ -87,8 +87,8 @@ def test_a_large_message_is_joined_once() -> None:
     body = b"x" * MAX
     data = process_frames([IDS[0]], [body])
     reader = MessageReader(MAX)
-    for octet in data[:-1]:
-        assert ([], []) == reader.feed(bytes([octet]))
+    for byte in data[:-1]:
+        assert ([], []) == reader.feed(bytes([byte]))
     assert ([IDS[0]], [body]) == reader.feed(data[-1:])
 
 

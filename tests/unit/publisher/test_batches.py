@@ -48,7 +48,7 @@ def test_a_packet_is_as_large_as_the_codec_makes_it(topic: int, payload: int) ->
     assert len(encode(packet, V5)) == packet_bytes(topic, payload)
 
 
-def test_octets_are_those_of_all_packets() -> None:
+def test_size_bytes_are_those_of_all_packets() -> None:
     order = Order("r", b"data" * 100)
     messages = [order.trigger([make_vin(n) for n in range(50)], f"b{number}") for number in range(10)]
     packets = [Publish("$SDV-FANOUT/trigger", message, 1, False, False, 1) for message in messages]

@@ -84,7 +84,7 @@ def test_publishers_are_answered_in_order_when_their_messages_are_stored() -> No
         let_go(node)
         assert ([11, 12], 1) == (more.result, len(answers(pub)))
         assert [b"%d" % number for number in range(13)] == node.stored()
-        assert 0 == node.streams.waiting.messages == node.streams.waiting.octets
+        assert 0 == node.streams.waiting.messages == node.streams.waiting.size_bytes
 
 
 def test_a_store_that_is_full_refuses_certainly() -> None:

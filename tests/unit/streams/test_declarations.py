@@ -261,7 +261,7 @@ def test_a_stream_that_grows_too_far_is_trimmed_at_once(monkeypatch: pytest.Monk
             node.append(*(b"x" for _ in range(100)))
         node.wait(10)
         assert (list(range(901, 1001)), 900, 7) == (kept(node), sum(steps), max(steps))
-        size = node.stream.octets // 100
+        size = node.stream.size_bytes // 100
         assert 1e5 == node.streams.trimmer._patience()
         node.run(node.streams.change("s", options(max_bytes=2 * size, retention=0)))
         node.begin(node.streams.trimmer.look())
@@ -270,7 +270,7 @@ def test_a_stream_that_grows_too_far_is_trimmed_at_once(monkeypatch: pytest.Monk
         assert (998 * size, 2, 2 * size, 999) == (
             node.counters["trimmed_bytes"],
             node.stream.records,
-            node.stream.octets,
+            node.stream.size_bytes,
             node.stream.first,
         )
         node.run(node.streams.delete("s"))

@@ -505,7 +505,7 @@ class Machine(PluginWorld[Car]):
             assert not missed, f"{car.name} has not got {sorted(missed)}"
             committed = self.committed(car)
             assert committed is not None and committed >= max(self.records, default=0), "nothing is left"
-        assert 0 == self.service.waiting.messages == self.service.waiting.octets
+        assert 0 == self.service.waiting.messages == self.service.waiting.size_bytes
         assert not self.sent
         super().judge()
 

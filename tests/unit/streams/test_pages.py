@@ -47,8 +47,8 @@ def test_pages_are_the_stream(steps: list[tuple[str, int, int]], room: int) -> N
         ends = [(page.after, page.upto) for page in pages._pages]
         assert all(low < high for low, high in ends)
         assert all(before[1] <= after[0] for before, after in pairwise(ends)), "they overlap"
-        assert cache.octets == sum(len(page.numbers) * OVERHEAD for page in pages._pages)
-        assert cache.octets <= cache.max_octets or 1 == len(pages._pages)
+        assert cache.size_bytes == sum(len(page.numbers) * OVERHEAD for page in pages._pages)
+        assert cache.size_bytes <= cache.max_bytes or 1 == len(pages._pages)
         for cursor in range(tail + 2):
             page = pages.find(cursor)
             assert page is None or page.after <= cursor < page.upto
@@ -57,4 +57,4 @@ def test_pages_are_the_stream(steps: list[tuple[str, int, int]], room: int) -> N
             assert wanted == [offset for offset in page.numbers if offset > first]
             assert page.messages == [stream[offset] for offset in page.numbers]
     pages.clear()
-    assert 0 == cache.octets
+    assert 0 == cache.size_bytes

@@ -84,7 +84,7 @@ def test_appends_past_the_service_beside_its_own() -> None:
             assert list(range(1, 61)) == offsets(car.received)
         node.wait(11)
         info, stream = node.run(node.held.streams.info("s")), node.stream
-        assert info == StreamInfo(stream.first, stream.tail, stream.records, stream.octets)
+        assert info == StreamInfo(stream.first, stream.tail, stream.records, stream.size_bytes)
 
 
 def test_what_the_store_cannot_tell_is_found_within_an_interval() -> None:
@@ -215,7 +215,7 @@ def test_what_nobody_reads_any_more_takes_no_memory() -> None:
             readers[0].drain()
             node.append_numbers(3, 3 * PAGE)
             readers[0].drain()
-            assert (node.streams.cache.octets > 0) is (others > 0)
+            assert (node.streams.cache.size_bytes > 0) is (others > 0)
             for car in readers:
                 car.drain()
                 assert list(range(3 * PAGE + 3)) == numbers(car.received)
@@ -461,6 +461,6 @@ def test_sessions_that_end_leave_only_progress_behind() -> None:
         cars[2].close()
         node.wait(101)
         assert (0, 3) == (len(node.progress_store), len(node.progress()))
-        assert (0, 0, {}) == (node.streams.cache.octets, node.streams.cache.behind, node.streams._readers)
+        assert (0, 0, {}) == (node.streams.cache.size_bytes, node.streams.cache.behind, node.streams._readers)
         node.run(node.streams.delete("s"))
         assert {} == node.progress()

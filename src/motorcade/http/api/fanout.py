@@ -39,7 +39,7 @@ class SendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mode: Literal["replace", "append"] | None = None
     batch_id: str | None = None
 
-    def octets(self) -> bytes:
+    def payload(self) -> bytes:
         """The data as vehicles get it."""
         if self.encoding == "utf8":
             return self.data.encode()
@@ -95,7 +95,7 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     async def send(request: Request) -> Response:
         """202 when the batch is as durable as the store promises; which vehicles have got it is told later."""
         batch = await body(request, SendRequest, MAX_BATCH)
-        request_id, data = request.path_params["request_id"], batch.octets()
+        request_id, data = request.path_params["request_id"], batch.payload()
         accepted = await bridge.call_slow(
             control.ask_fanout,
             lambda fanout: fanout.send(

@@ -43,7 +43,7 @@ from motorcade.redis.slots import slot_of
 from motorcade.storage.redis_format import raw
 from motorcade.storage.redis_reader import Asking
 
-#: Rows of one part: 0.6 ms of the server's processor time for payloads of 90 octets.
+#: Rows of one part: 0.6 ms of the server's processor time for payloads of 90 bytes.
 PART_ROWS: Final = 250
 
 #: Parts on their way at once: the server is never idle, and nobody else waits for it longer than 5 ms.
@@ -329,7 +329,7 @@ def entries_of(batch: pa.RecordBatch) -> list[list[bytes]]:
         columns = [column.to_pylist() for column in batch.columns]
         pairs = [list(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     found = [
-        [word for name, value in row or () if value is not None for word in (octets(name), octets(value))]
+        [word for name, value in row or () if value is not None for word in (as_bytes(name), as_bytes(value))]
         for row in pairs
     ]
     if not all(found):
@@ -337,7 +337,7 @@ def entries_of(batch: pa.RecordBatch) -> list[list[bytes]]:
     return found
 
 
-def octets(value: Any) -> bytes:
+def as_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     return str(value).encode()

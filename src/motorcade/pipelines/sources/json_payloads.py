@@ -71,7 +71,7 @@ class JsonPayloads:
         )
 
     def column(self, payloads: pa.Array) -> pa.Array:
-        """Of octets, none of them null."""
+        """Of byte strings, none of them null."""
         if not len(payloads):
             return pa.nulls(0, self._kind)
         made = self._at_once(payloads)
@@ -115,7 +115,7 @@ def _are_objects(payloads: pa.Array, lines: bytes) -> bool:
         brackets = pc.add(pc.count_substring(long, b"["), pc.count_substring(long, b"{"))
         if pc.max(brackets).as_py() > _DEEP:
             return False
-    # A single octet is found much faster than three.
+    # A single byte is found much faster than three.
     odd = (b"N" in lines and b"NaN" in lines) or (b"I" in lines and b"Inf" in lines)
     return not odd or _NO_NUMBER.search(lines) is None
 

@@ -4,7 +4,7 @@ Taken apart one by one, a record becomes a struct with an object for each of its
 columns: most of the time that reading a stream takes. Here the values of a page stand behind each other in one buffer,
 and a step looks at the next field of all of them. No object is made for a record, none for a field.
 
-    octets   9f 01 a5 v / 1 / t c4 02 { } … 90 | 9f 01 a7 v / 2 2 / t t c4 …
+    bytes    9f 01 a5 v / 1 / t c4 02 { } … 90 | 9f 01 a7 v / 2 2 / t t c4 …
     at             ↑ of the first                     ↑ of the second, and so on: the place of the field that comes next
 
 Rule 1: a shortcut for what `core.record` writes today. Whatever is otherwise (another version, fewer or more fields,
@@ -26,13 +26,13 @@ import pyarrow as pa
 from motorcade.pipelines.sources import columns
 
 Integers = npt.NDArray[np.int64]
-Octets = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
-#: Octets behind the last value, so that a step may look beyond the end of a record that is too short.
+#: Bytes behind the last value, so that a step may look beyond the end of a record that is too short.
 _MARGIN: Final = bytes(16)
 
-#: Octets of a page that Arrow's 32 bits reach.
+#: Bytes of a page that Arrow's 32 bits reach.
 MAX_BYTES: Final = 2**31 - 1
 
 _NIL: Final = 0xC0
@@ -44,7 +44,7 @@ _PAIR: Final = 0x92
 #: An array of 15, and the version.
 _HEAD: Final = 0x9F01
 
-#: The last five of the eight octets from `qos` on, if a message has no properties; read from behind.
+#: The last five of the eight bytes from `qos` on, if a message has no properties; read from behind.
 _NO_PROPERTIES: Final = 0x90C0C0C0C0
 
 #: Values so short stand inside the view of an Arrow column, not in its buffer.
@@ -52,10 +52,10 @@ _INLINE: Final = 12
 
 
 class _Encoding:
-    """How a field of some length begins: by the first octet, whether it may, and how long it is."""
+    """How a field of some length begins: by the first byte, whether it may, and how long it is."""
 
     def __init__(self, widths: Mapping[int, int], fixed: Mapping[int, int]) -> None:
-        """`widths`: octets that tell the length; `fixed`: the length itself."""
+        """`widths`: bytes that tell the length; `fixed`: the length itself."""
         self.valid: Flags = np.zeros(256, np.bool_)
         self.widths: Integers = np.zeros(256, np.int64)
         self.sizes: Integers = np.zeros(256, np.int64)
@@ -77,7 +77,7 @@ class Slices(NamedTuple):
 
     starts: Integers
     sizes: Integers
-    heads: Octets
+    heads: ByteArray
 
     def of(self, rows: Integers) -> Slices:
         return Slices(self.starts[rows], self.sizes[rows], self.heads[rows])
@@ -86,19 +86,19 @@ class Slices(NamedTuple):
 class _Walk:
     """Goes through all records at once, field by field."""
 
-    def __init__(self, octets: Octets, at: Integers, ends: Integers) -> None:
-        self.octets = octets
+    def __init__(self, data: ByteArray, at: Integers, ends: Integers) -> None:
+        self.data = data
         self.at = at
         self.ends = ends
         self.fine: Flags = np.ones(len(at), np.bool_)
 
-    def heads(self) -> Octets:
-        return self.octets[self.at]
+    def heads(self) -> ByteArray:
+        return self.data[self.at]
 
     def words(self, kind: str) -> npt.NDArray[Any]:
         """What stands there, read as numbers of some width."""
         width = np.dtype(kind).itemsize
-        there: npt.NDArray[Any] = np.ndarray((len(self.octets) - width + 1,), kind, self.octets, strides=(1,))
+        there: npt.NDArray[Any] = np.ndarray((len(self.data) - width + 1,), kind, self.data, strides=(1,))
         return there[self.at]
 
     def move(self, to: Integers) -> None:
@@ -126,8 +126,8 @@ class _Walk:
         self.move(starts + sizes)
         return Slices(starts, sizes, heads)
 
-    def _alike(self, kind: _Encoding, head: int, heads: Octets) -> Slices:
-        """The same in less time, where the field begins with the same octet in all records."""
+    def _alike(self, kind: _Encoding, head: int, heads: ByteArray) -> Slices:
+        """The same in less time, where the field begins with the same byte in all records."""
         width = int(kind.widths[head])
         starts = self.at + 1 + width
         sizes = self._number(self.at + 1, 1) if width else np.full(len(heads), kind.sizes[head])
@@ -135,13 +135,13 @@ class _Walk:
         return Slices(starts, sizes, heads)
 
     def _number(self, at: Integers, width: int) -> Integers:
-        number = self.octets[at].astype(np.int64)
+        number = self.data[at].astype(np.int64)
         for place in range(1, width):
-            number = number << 8 | self.octets[at + place]
+            number = number << 8 | self.data[at + place]
         return number
 
-    def octet(self, *allowed: int) -> Octets:
-        """A field of one octet."""
+    def byte(self, *allowed: int) -> ByteArray:
+        """A field of one byte."""
         heads = self.heads()
         right = heads == allowed[0]
         for other in allowed[1:]:
@@ -152,7 +152,7 @@ class _Walk:
 
     def seconds(self) -> npt.NDArray[np.float64]:
         """Floating point."""
-        self.octet(_FLOAT)
+        self.byte(_FLOAT)
         found = self.words(">f8").astype(np.float64)
         self.move(self.at + 8)
         return found
@@ -165,7 +165,7 @@ class _Walk:
 
     def some(self, rows: Integers) -> _Walk:
         """The walk of some records; `join` brings it back."""
-        part = _Walk(self.octets, self.at[rows], self.ends[rows])
+        part = _Walk(self.data, self.at[rows], self.ends[rows])
         part.fine = self.fine[rows]
         return part
 
@@ -188,7 +188,7 @@ class Unpacked:
         ends = np.cumsum(sizes)
         self._buffer = pa.py_buffer(b"".join([*values, _MARGIN]))
         walk = _Walk(np.frombuffer(self._buffer, np.uint8), ends - sizes, ends)
-        self._octets = walk.octets
+        self._data = walk.data
         walk.fine &= walk.words(">u2") == _HEAD
         walk.move(walk.at + 2)
         self._texts: dict[str, Slices] = {"topic": walk.field(_TEXT)}
@@ -204,20 +204,20 @@ class Unpacked:
         self.rows: Integers = np.flatnonzero(self.fine)  #: that are
 
     def _ends_plainly(self, walk: _Walk) -> bool:
-        """Whether all messages are without properties, as most are: then the rest is eight octets."""
+        """Whether all messages are without properties, as most are: then the rest is eight bytes."""
         tails = walk.words("<u8")
         if not ((tails >> 24 == _NO_PROPERTIES) & (walk.at + 8 == walk.ends)).all():
             return False
-        self._qos = walk.octet(0, 1, 2)
-        self._retain = walk.octet(_FALSE, _TRUE)
-        walk.octet(_NIL, 0, 1)
+        self._qos = walk.byte(0, 1, 2)
+        self._retain = walk.byte(_FALSE, _TRUE)
+        walk.byte(_NIL, 0, 1)
         walk.move(walk.ends)
         return True
 
     def _walk_on(self, walk: _Walk) -> None:
-        self._qos = walk.octet(0, 1, 2)
-        self._retain = walk.octet(_FALSE, _TRUE)
-        walk.octet(_NIL, 0, 1)  # payload format
+        self._qos = walk.byte(0, 1, 2)
+        self._retain = walk.byte(_FALSE, _TRUE)
+        walk.byte(_NIL, 0, 1)  # payload format
         walk.seconds_or_nil()  # expires at
         self._texts["content_type"] = walk.field(_TEXT_OR_NIL)
         self._texts["response_topic"] = walk.field(_TEXT_OR_NIL)
@@ -266,7 +266,7 @@ class Unpacked:
         views[:, 3] = starts
         short = np.flatnonzero(sizes <= _INLINE)
         if len(short):
-            words: npt.NDArray[np.int32] = np.ndarray((len(self._octets) - 3,), "<i4", self._octets, strides=(1,))
+            words: npt.NDArray[np.int32] = np.ndarray((len(self._data) - 3,), "<i4", self._data, strides=(1,))
             for place in range(3):
                 views[short, 1 + place] = words[starts[short] + 4 * place]
         validity = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
@@ -286,15 +286,15 @@ class Unpacked:
 
 
 def _walk_properties(walk: _Walk) -> _Properties:
-    """The array of pairs at the end; of up to 15, which is what one octet can tell."""
-    heads = walk.octet(*range(0x90, 0xA0))
+    """The array of pairs at the end; of up to 15, which is what one byte can tell."""
+    heads = walk.byte(*range(0x90, 0xA0))
     counts = np.where(walk.fine, heads & 0x0F, 0).astype(np.int64)
     owners: list[Integers] = [np.zeros(0, np.int64)]
     found: tuple[list[Slices], list[Slices]] = ([], [])
     for turn in range(int(counts.max(initial=0))):
         rows = np.flatnonzero(counts > turn)
         part = walk.some(rows)
-        part.octet(_PAIR)
+        part.byte(_PAIR)
         for slices in found:
             slices.append(part.field(_TEXT))
         walk.join(rows, part)
@@ -312,6 +312,6 @@ def _joined(slices: list[Slices], order: Integers) -> Slices:
 
 
 def unpack(values: Sequence[bytes]) -> Unpacked | None:
-    """The records of a page; None if they are too many octets."""
+    """The records of a page; None if they are too many bytes."""
     sizes = np.fromiter(map(len, values), np.int64, len(values))
     return Unpacked(values, sizes) if sizes.sum() <= MAX_BYTES - len(_MARGIN) else None

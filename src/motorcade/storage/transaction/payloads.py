@@ -125,7 +125,7 @@ class SharedPayloads:
             self._batch.put(digest, data, self._batch.handles["blobs"])
             self._state.blobs.put(digest, info)
             self._state.blob_count += 1
-            self._state.blob_octets += info.size
+            self._state.blob_bytes += info.size
         self.blobs[digest] = info
         return info
 
@@ -162,7 +162,7 @@ class SharedPayloads:
     def _drop_blob(self, digest: bytes, info: BlobInfo) -> int:
         size = info.size
         self._state.blob_count -= 1
-        self._state.blob_octets -= size
+        self._state.blob_bytes -= size
         self._batch.delete(digest, self._batch.handles["blobs"])
         self._batch.deltas[b"b" + digest] = None
         self.blobs.pop(digest, None)

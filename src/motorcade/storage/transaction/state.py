@@ -129,7 +129,7 @@ class WriterState:
         self.attached: dict[str, tuple[str, Fence]] = {}  #: home: member; as many as are attached
         self.entries = 0
         self.blob_count = 0
-        self.blob_octets = 0
+        self.blob_bytes = 0
         self.records = 0
         self.shared = 0
         self.floor = 0  #: see `tables.Totals`
@@ -152,13 +152,11 @@ class WriterState:
         self.messages.clear()
         self.known, self.known_before, self._known_bytes = {}, {}, 0
         totals = tables.parse_totals(self.deltas.get(opened, tables.TOTALS_DELTA))
-        self.entries, self.blob_count, self.blob_octets, self.records, self.shared, self.floor = totals
+        self.entries, self.blob_count, self.blob_bytes, self.records, self.shared, self.floor = totals
         self.feed = feed_end(opened).number
 
     def totals(self) -> bytes:
-        return tables.TOTALS.pack(
-            self.entries, self.blob_count, self.blob_octets, self.records, self.shared, self.floor
-        )
+        return tables.TOTALS.pack(self.entries, self.blob_count, self.blob_bytes, self.records, self.shared, self.floor)
 
     def keep_in_mind(self, rows: dict[bytes, bytes | None], size_bytes: int) -> None:
         """Rows that have just been written, in a transaction of so many bytes."""

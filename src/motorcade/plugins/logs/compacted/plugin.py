@@ -136,12 +136,12 @@ class EcqPlugin(Plugin):
             "ecq_open": len(queues),
             "ecq_consumers": sum(len(queue.consumers) for queue in queues),
             "ecq_pending": queues.pending,
-            "ecq_pending_bytes": queues.pending_octets,
+            "ecq_pending_bytes": queues.pending_bytes,
         }
 
     def tables(self) -> Iterable[Table]:
         config, queues = self.config, self.queues
-        pending = queues.pending_octets + queues.pending * MESSAGE_BYTES
+        pending = queues.pending_bytes + queues.pending * MESSAGE_BYTES
         yield Table("ecq_queues", len(queues), len(queues) * QUEUE_BYTES, len(CompactedKind) * MAX_OPEN * QUEUE_BYTES)
         bound = config.max_pending_bytes + config.max_pending * MESSAGE_BYTES
         yield Table("ecq_pending", queues.pending, pending, bound)
@@ -166,7 +166,7 @@ class EcqPlugin(Plugin):
         place = key.encode()
         if queue is None or not queue.registered or not 0 < len(place) <= config.max_key:
             return None
-        if queues.pending >= config.max_pending or queues.pending_octets >= config.max_pending_bytes:
+        if queues.pending >= config.max_pending or queues.pending_bytes >= config.max_pending_bytes:
             return None
         body, rest = record.encode_plain(payload, client.client_id, client.username, guid, self.context.hub.now())
         size = len(body) + len(rest)
@@ -200,7 +200,7 @@ class EcqPlugin(Plugin):
             return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error)))
         queues = self.queues
         size = len(body) + len(payload)
-        if queues.pending >= config.max_pending or queues.pending_octets >= config.max_pending_bytes:
+        if queues.pending >= config.max_pending or queues.pending_bytes >= config.max_pending_bytes:
             self.context.counters["refused_pending"] += 1
             if not message.qos:
                 return STOP_TAKEN  # nobody waits for an answer: a refusal would only end the connection of MQTT 3

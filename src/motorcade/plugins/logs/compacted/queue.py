@@ -297,7 +297,7 @@ class Queues:
         self.count = 0  #: queues that there are, as far as counted
         self.uncounted: set[str] | None = set()  #: mailboxes of those that came before the others were counted
         self.pending = 0  #: messages that the store has not confirmed
-        self.pending_octets = 0
+        self.pending_bytes = 0
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._touched: dict[CompactedQueue, None] = {}  # consumers must be told
@@ -386,7 +386,7 @@ class Queues:
         """Append; done when it is stored."""
         appending = Appending(queue, draft, size)
         self.pending += 1
-        self.pending_octets += size
+        self.pending_bytes += size
         queue.coming += 1
         if queue.registered:
             self._groups.add((appending,), size)
@@ -450,7 +450,7 @@ class Queues:
         """Note what has become of a message, and answer its publisher."""
         queue = appending.queue
         self.pending -= 1
-        self.pending_octets -= appending.size
+        self.pending_bytes -= appending.size
         queue.coming -= 1
         if not isinstance(answer, Appended):
             self._failed(queue, answer)

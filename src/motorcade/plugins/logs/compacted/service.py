@@ -176,7 +176,7 @@ class CompactedService:
         target = max(0, to - 1) if to is not None else None
         progress.gather()
         before = progress.number
-        messages = octets = skipped = first = end = 0
+        messages = size_bytes = skipped = first = end = 0
         async for entry in self._entries(queue):
             number = entry.position
             if target is None and since is not None:
@@ -185,7 +185,7 @@ class CompactedService:
                 target = min(before, number - 1)
             if target is not None and number > target:
                 messages += 1
-                octets += len(entry.body) + len(entry.payload)
+                size_bytes += len(entry.body) + len(entry.payload)
                 first, end = first or number, number
             elif number > before:
                 skipped += 1
@@ -199,7 +199,7 @@ class CompactedService:
             before=before,
             progress=target,
             messages=messages,
-            bytes=octets,
+            bytes=size_bytes,
             first=first,
             last=end,
             skipped=skipped,

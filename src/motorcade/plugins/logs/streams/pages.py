@@ -11,7 +11,7 @@ That is why nothing is lost or doubled between reading and live: there is one se
 Rule 1: pages of one stream do not overlap.
 Rule 2: what was appended becomes part of the last page only if its offsets follow without a hole. A hole may hide a
         record whose append nobody could tell the outcome of; it is read from the store.
-Rule 3: readers keep no page. All pages together take at most `max_octets`; the one used longest ago goes first. What
+Rule 3: readers keep no page. All pages together take at most `max_bytes`; the one used longest ago goes first. What
         the only reader of a stream has been through goes at once.
 """
 
@@ -26,27 +26,27 @@ from motorcade.core.message import Message
 from motorcade.delivery.reader import Page
 
 PAGE: Final = 128  #: records; engines read so many at once without a thread
-PAGE_OCTETS: Final = 256 * 1024  #: a page is not made longer when it has so many
+PAGE_BYTES: Final = 256 * 1024  #: a page is not made longer when it has so many
 OVERHEAD: Final = 700  #: bytes a message takes in memory besides its payload, roughly
 
 
 class CachedPage(Page):
     """A page of a stream."""
 
-    __slots__ = ("octets", "owner")
+    __slots__ = ("owner", "size_bytes")
 
     def __init__(self, owner: Pages, after: int, upto: int, numbers: list[int], messages: list[Message]) -> None:
         super().__init__(after, upto, numbers, messages)
         self.owner = owner
-        self.octets = size_of(messages)
+        self.size_bytes = size_of(messages)
 
 
 class Cache:
     """The pages of all streams, within a bound."""
 
-    def __init__(self, max_octets: int, counters: Counter[str]) -> None:
-        self.max_octets = max_octets
-        self.octets = 0
+    def __init__(self, max_bytes: int, counters: Counter[str]) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
         self.behind = 0  #: readers that are not at the tail now
         self._counters = counters
         self._pages: OrderedDict[CachedPage, None] = OrderedDict()
@@ -59,13 +59,13 @@ class Cache:
 
     def add(self, page: CachedPage) -> None:
         self._pages[page] = None
-        self.grown(page, page.octets)
+        self.grown(page, page.size_bytes)
 
-    def grown(self, page: CachedPage, octets: int) -> None:
+    def grown(self, page: CachedPage, size_bytes: int) -> None:
         """Make room, but for the page itself."""
-        self.octets += octets
+        self.size_bytes += size_bytes
         self._pages.move_to_end(page)
-        while self.octets > self.max_octets and len(self._pages) > 1:
+        while self.size_bytes > self.max_bytes and len(self._pages) > 1:
             oldest = next(iter(self._pages))
             oldest.owner.remove(oldest)
             self._counters["cache_evicted"] += 1
@@ -73,11 +73,11 @@ class Cache:
     def remove(self, page: CachedPage) -> None:
         if page in self._pages:
             del self._pages[page]
-            self.octets -= page.octets
+            self.size_bytes -= page.size_bytes
 
     def share(self) -> int:
         """Bytes of pages for each reader that is behind, so that they do not push out each other's."""
-        return self.max_octets // max(1, self.behind)
+        return self.max_bytes // max(1, self.behind)
 
 
 class Pages:
@@ -121,16 +121,16 @@ class Pages:
             offsets, messages = offsets[skip:], messages[skip:]
             if not offsets:
                 return
-        if last is None or offsets[0] != last.upto + 1 or len(last.numbers) >= PAGE or last.octets >= PAGE_OCTETS:
+        if last is None or offsets[0] != last.upto + 1 or len(last.numbers) >= PAGE or last.size_bytes >= PAGE_BYTES:
             page = CachedPage(self, offsets[0] - 1, offsets[-1], list(offsets), list(messages))
             self._insert(len(self._pages), page)
             return
-        octets = size_of(messages)
+        size_bytes = size_of(messages)
         last.numbers += offsets
         last.messages += messages
         last.upto = offsets[-1]
-        last.octets += octets
-        self._cache.grown(last, octets)
+        last.size_bytes += size_bytes
+        self._cache.grown(last, size_bytes)
 
     def _insert(self, at: int, page: CachedPage) -> None:
         self._pages.insert(at, page)

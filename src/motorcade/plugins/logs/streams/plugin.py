@@ -68,24 +68,26 @@ class StreamsPlugin(Plugin):
         return {
             "streams": len(streams),
             "stream_records": sum(stream.records for stream in streams.streams()),
-            "stream_bytes": sum(stream.octets for stream in streams.streams()),
+            "stream_bytes": sum(stream.size_bytes for stream in streams.streams()),
             "stream_readers": sum(len(stream.readers) for stream in streams.streams()),
             "stream_progress": len(streams.progress),
             "stream_waiting": streams.waiting.messages,
-            "stream_cache_bytes": streams.cache.octets,
+            "stream_cache_bytes": streams.cache.size_bytes,
         }
 
     def metrics(self) -> Iterable[Family]:
         streams = {stream.name: stream for stream in self.streams.streams()}
         readers = {name: len(stream.readers) for name, stream in streams.items()}
         yield by_name("stream_records", "Records in a stream.", "stream", {n: s.records for n, s in streams.items()})
-        yield by_name("stream_bytes", "Bytes of these records.", "stream", {n: s.octets for n, s in streams.items()})
+        yield by_name(
+            "stream_bytes", "Bytes of these records.", "stream", {n: s.size_bytes for n, s in streams.items()}
+        )
         yield by_name("stream_readers", "Clients that read a stream now.", "stream", readers)
 
     def tables(self) -> Iterable[Table]:
         streams = self.streams
         progress = len(streams.progress)
-        yield Table("stream_cache", len(streams.cache), streams.cache.octets, self.config.cache_bytes)
+        yield Table("stream_cache", len(streams.cache), streams.cache.size_bytes, self.config.cache_bytes)
         yield Table("stream_progress", progress, progress * PROGRESS_BYTES)
 
     def _make(self, feed: Feed) -> StreamSource:

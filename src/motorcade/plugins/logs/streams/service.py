@@ -131,8 +131,8 @@ class StreamService:
     def configure(self, config: StreamsConfig) -> None:
         """New bounds hold for what comes."""
         self.waiting.max_messages = config.max_waiting
-        self.waiting.max_octets = config.max_waiting_bytes
-        self.cache.max_octets = config.cache_bytes
+        self.waiting.max_bytes = config.max_waiting_bytes
+        self.cache.max_bytes = config.cache_bytes
         self.trimmer.configure(config.trim_interval, config.trim_budget)
         self._config = config
 

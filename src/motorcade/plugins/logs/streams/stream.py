@@ -35,7 +35,7 @@ from motorcade.delivery.reader import Page, Reader
 from motorcade.delivery.record import message_with
 from motorcade.plugins.logs.streams.loader import Loader
 from motorcade.plugins.logs.streams.options import StreamOptions
-from motorcade.plugins.logs.streams.pages import OVERHEAD, PAGE, PAGE_OCTETS, Cache, Pages
+from motorcade.plugins.logs.streams.pages import OVERHEAD, PAGE, PAGE_BYTES, Cache, Pages
 from motorcade.plugins.logs.streams.position import OFFSET
 from motorcade.storage.ports import Batch, Store, StoreError, StoreFullError, StreamRecord
 
@@ -48,16 +48,16 @@ MESSAGE: Final = 200  #: bytes a message that waits takes in memory besides its 
 class AppendBacklog:
     """How much waits for the store, of all streams."""
 
-    __slots__ = ("max_messages", "max_octets", "messages", "octets")
+    __slots__ = ("max_bytes", "max_messages", "messages", "size_bytes")
 
-    def __init__(self, max_messages: int, max_octets: int) -> None:
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
         self.max_messages = max_messages
-        self.max_octets = max_octets
+        self.max_bytes = max_bytes
         self.messages = 0
-        self.octets = 0
+        self.size_bytes = 0
 
     def full(self) -> bool:
-        return self.messages >= self.max_messages or self.octets >= self.max_octets
+        return self.messages >= self.max_messages or self.size_bytes >= self.max_bytes
 
 
 class Stamps:
@@ -104,11 +104,11 @@ class Stream:
         self.tail = 0
         self.first = 0  #: as far as is known: trimming moves it, and looks before it does
         self.records = 0
-        self.octets = 0
+        self.size_bytes = 0
         self.oldest = 0.0  #: time of the first record; 0: there is none
         self.time = 0.0  #: of the last record
         self.closed = False  #: deleted, or no longer declared
-        self.uncounted = False  #: others have appended: `records`, `octets` and `first` are to be looked up
+        self.uncounted = False  #: others have appended: `records`, `size_bytes` and `first` are to be looked up
         self._shared = shared
         self._store = shared.store.streams
         self._counters = shared.counters
@@ -126,7 +126,7 @@ class Stream:
     async def open(self) -> None:
         """Find out where the stream stands."""
         info = await self._store.info(self.name)
-        self.first, self.records, self.octets = info.first, info.records, info.size_bytes
+        self.first, self.records, self.size_bytes = info.first, info.records, info.size_bytes
         self._reached(info.last)
         if self.records:
             last = await self._store.read(self.name, self.tail - 1, 1)
@@ -138,12 +138,12 @@ class Stream:
         if found:
             self.first, self.oldest = found[0].offset, found[0].time
         elif not self._flying:
-            self.first, self.oldest, self.records, self.octets = 0, 0.0, 0, 0
+            self.first, self.oldest, self.records, self.size_bytes = 0, 0.0, 0, 0
 
-    async def trimmed(self, records: int, octets: int) -> None:
+    async def trimmed(self, records: int, size_bytes: int) -> None:
         """So much was removed from the store."""
         self.records = max(0, self.records - records)
-        self.octets = max(0, self.octets - octets)
+        self.size_bytes = max(0, self.size_bytes - size_bytes)
         await self._look_at_first()
         self.pages.forget_before(self.first or self.tail + 1)
 
@@ -190,7 +190,7 @@ class Stream:
         items = [(message, encode(message)) for message in messages]
         size = sum(len(value) + MESSAGE for _, value in items)
         waiting.messages += len(items)
-        waiting.octets += size
+        waiting.size_bytes += size
         self._flying += len(items)
         self._last = self._groups.add(items, size)
         return self._last
@@ -207,7 +207,7 @@ class Stream:
     def _written(self, group: Group[tuple[Message, bytes]]) -> None:
         count = len(group.items)
         self._shared.waiting.messages -= count
-        self._shared.waiting.octets -= group.size
+        self._shared.waiting.size_bytes -= group.size
         self._flying -= count
         if group.error is not None:
             self._failed(count, group.error)
@@ -225,7 +225,7 @@ class Stream:
         self.oldest = self.oldest or self.time
         self.first = self.first or offsets[0]
         self.records += len(offsets)
-        self.octets += group.size - MESSAGE * len(offsets)
+        self.size_bytes += group.size - MESSAGE * len(offsets)
         if self.readers:
             stamp = TIME, self._stamps.text(self.time)
             self.pages.extend(
@@ -280,7 +280,7 @@ class Stream:
         """Whether there is more than there may be, times `slack`."""
         options = self.options
         return options is not None and (
-            0 < options.max_bytes * slack < self.octets or 0 < options.max_messages * slack < self.records
+            0 < options.max_bytes * slack < self.size_bytes or 0 < options.max_messages * slack < self.records
         )
 
     def outdated_at(self) -> float:
@@ -332,9 +332,9 @@ class Stream:
 
     def _page_length(self, wanted: int) -> int:
         """How many records to read: a whole page, unless records are large or too many readers are behind."""
-        average = self.octets // max(1, self.records) + OVERHEAD
-        fair = min(PAGE_OCTETS, self._shared.cache.share()) // average
-        return max(1, min(PAGE, max(fair, min(wanted, PAGE_OCTETS // average))))
+        average = self.size_bytes // max(1, self.records) + OVERHEAD
+        fair = min(PAGE_BYTES, self._shared.cache.share()) // average
+        return max(1, min(PAGE, max(fair, min(wanted, PAGE_BYTES // average))))
 
     async def _load(self, after: int, limit: int) -> None:
         tail = self.tail  # all of it is in the store when the read begins
