@@ -23,6 +23,6 @@ def pages(
     while cursor is not None:
         page = web.get(path, params={by: cursor, "limit": limit, **query}).json()
         found += page["data"]
-        sizes.append(page["meta"]["count"])
+        sizes.append(len(page["data"]))
         cursor = page["meta"]["cursor"]
     return found, sizes

@@ -19,11 +19,12 @@ from tests.scenarios.witness import wait_until
 from tests.support.local import LocalNode
 from tests.support.node import ROOT
 from tests.support.wire import DISCONNECT, PATIENCE, PUBLISH, Client, Will, prop
-from tests.unit.http.answers import refused
+from tests.unit.http.answers import pages, refused
 
 EXAMPLE = ROOT / "examples" / "plugins" / "geofence.py"
 MUNICH = {"lat": 48.1374, "lon": 11.5755, "radius": 2000}
 SESSION_EXPIRY = 0x11
+CLIENTS = "/api/v1/clients"
 
 Connect = Callable[..., Client]
 
@@ -48,17 +49,8 @@ def connect(node: LocalNode) -> Iterator[Connect]:
         yield connected
 
 
-def all_ids(web: httpx.Client, limit: int, **query: str) -> tuple[list[str], list[int]]:
-    """Client ids of all pages in order, and the size of each page."""
-    ids: list[str] = []
-    sizes: list[int] = []
-    cursor: str | None = ""
-    while cursor is not None:
-        page = web.get("/api/v1/clients", params={"limit": limit, "cursor": cursor, **query}).json()
-        ids += [client["client_id"] for client in page["data"]]
-        sizes.append(len(page["data"]))
-        cursor = page["meta"]["cursor"]
-    return ids, sizes
+def ids(clients: list[dict[str, Any]]) -> list[str]:
+    return [client["client_id"] for client in clients]
 
 
 # -- health and metrics
@@ -156,17 +148,18 @@ def test_clients_come_in_pages_that_cover_all(web: httpx.Client, connect: Connec
     for name in names:
         connect(name)
     for limit, sizes in ((10, [10, 10, 5]), (25, [25]), (24, [24, 1]), (1000, [25])):
-        assert (names, sizes) == all_ids(web, limit, search="PAGE-")
+        found, seen = pages(web, CLIENTS, limit, search="PAGE-")
+        assert (names, sizes) == (ids(found), seen)
     assert 25 == web.get("/api/v1/clients", params={"limit": 3, "search": "page-"}).json()["meta"]["count"]
-    everybody, _ = all_ids(web, 7)
+    everybody = ids(pages(web, CLIENTS, 7)[0])
     assert set(names) <= set(everybody) and sorted(everybody) == everybody
 
 
 def test_a_search_finds_user_names_too(web: httpx.Client, connect: Connect) -> None:
     """Part of the name is enough, upper or lower case."""
     connect("searched", username="Fahrerin Müller")
-    assert ["searched"] == all_ids(web, 10, search="müll")[0]
-    assert [] == all_ids(web, 10, search="nobody-has-this-name")[0]
+    assert ["searched"] == ids(pages(web, CLIENTS, 10, search="müll")[0])
+    assert [] == pages(web, CLIENTS, 10, search="nobody-has-this-name")[0]
 
 
 def test_a_page_has_a_bound(web: httpx.Client) -> None:
