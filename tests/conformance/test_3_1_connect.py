@@ -5,27 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.support import wire
-from tests.support.cases import both_versions, each, every_qos, every_version
+from tests.support.cases import both_versions, each, every_qos
 from tests.support.clauses import clause
 from tests.support.refusals import refused
 from tests.support.virtual_wire import VirtualBroker
 
 Open = Callable[..., wire.Client]
-
-
-# --- the first packet ---------------------------------------------------------------------------------------------
-
-
-# --- protocol name and level --------------------------------------------------------------------------------------
-
-
-@every_version
-def test_all_three_versions_are_spoken(connect: wire.Connect, name: str, version: int) -> None:
-    """Clients of MQTT 3.1, 3.1.1 and 5 are accepted and served side by side."""
-    old, client = connect(version=4), connect(version=version)
-    client.subscribe(name, 1)
-    old.publish(name, b"from 3.1.1", 1)
-    assert b"from 3.1.1" == client.receive().payload
 
 
 # --- connect flags and payload ------------------------------------------------------------------------------------
@@ -245,6 +230,3 @@ def test_no_problem_information_for_who_declined(connect: wire.Connect, name: st
             assert [] == [found for found in answer.properties if found[0] in (0x1F, 0x26)], answer.name
     else:
         assert 14 == answers.type  # DISCONNECT may always explain itself
-
-
-# --- a client that stops halfway ----------------------------------------------------------------------------------

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cases import both_versions, each
+from tests.support.cases import both_versions, each, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.refusals import PROTOCOL_ERROR, refused
 from tests.support.virtual_wire import VirtualBroker
 from tests.support.wire import (
-    PUBACK,
     PUBLISH,
-    PUBREC,
-    PUBREL,
     Client,
     Connect,
-    ack_packet,
     disconnect_packet,
     prop,
-    publish_packet,
 )
 
 EXPIRY = 0x11
@@ -83,47 +78,23 @@ def test_messages_for_an_absent_client_are_stored(connect: Connect, join: Connec
     back.expect_nothing()
 
 
-@clause(v3=("MQTT-3.1.2-4", "MQTT-4.1.0-1"), v5=("MQTT-3.1.2-5", "MQTT-3.1.2-23"))
+@clause(v3=("MQTT-3.1.2-6", "MQTT-3.2.2-1", "MQTT-4.4.0-1"), v5=("MQTT-3.1.2-4", "MQTT-3.2.2-2", "MQTT-4.4.0-1"))
 @both_versions
-def test_unfinished_exchanges_go_on_in_the_resumed_session(
-    connect: Connect, join: Connect, name: str, version: int
+@qos_1_and_2
+def test_a_clean_start_discards_the_old_session(
+    connect: Connect, join: Connect, name: str, version: int, qos: int
 ) -> None:
-    """Messages sent and not acknowledged, and QoS 2 messages not released, are part of the state [MQTT-3.1.2-5]."""
-    first = join(name, version=version)
-    first.subscribe(f"{name}/t", 1)
-    observer = connect(version=version)
-    observer.subscribe(f"{name}/from", 2)
-    connect(version=version).publish(f"{name}/t", b"unacknowledged", 1)
-    sent = first.expect(PUBLISH)
-    first.send(publish_packet(f"{name}/from", b"unreleased", version=version, qos=2, packet_id=77))
-    first.expect(PUBREC)
-    first.close()
-    second = join(name, version=version)
-    again = second.expect(PUBLISH)
-    assert (sent.packet_id, b"unacknowledged", True) == (again.packet_id, again.payload, again.dup)
-    second.send(ack_packet(PUBACK, again.packet_id or 0, version=version))
-    second.send(publish_packet(f"{name}/from", b"unreleased", version=version, qos=2, packet_id=77, dup=True))
-    second.expect(PUBREC)
-    second.send(ack_packet(PUBREL, 77, version=version))
-    second.recv()
-    assert b"unreleased" == observer.receive().payload
-    observer.expect_nothing()  # once, although it came on both connections
-
-
-@clause(v3=("MQTT-3.1.2-6", "MQTT-3.2.2-1"), v5=("MQTT-3.1.2-4", "MQTT-3.2.2-2"))
-@both_versions
-def test_a_clean_start_discards_the_old_session(connect: Connect, join: Connect, name: str, version: int) -> None:
     """Subscriptions, stored messages and unfinished exchanges of the old session are gone [MQTT-3.1.2-4]."""
     first = join(name, version=version)
-    first.subscribe(f"{name}/t", 1)
+    first.subscribe(f"{name}/t", qos)
     publisher = connect(version=version)
-    publisher.publish(f"{name}/t", b"in flight", 1)
+    publisher.publish(f"{name}/t", b"in flight", qos)
     first.expect(PUBLISH)
     first.close()
-    publisher.publish(f"{name}/t", b"stored", 1)
+    publisher.publish(f"{name}/t", b"stored", qos)
     clean = join(name, version=version, clean=True)
     assert not present(clean)
-    publisher.publish(f"{name}/t", b"new", 1)
+    publisher.publish(f"{name}/t", b"new", qos)
     clean.expect_nothing()
 
 

@@ -82,16 +82,6 @@ def test_no_maximum_qos_means_that_all_work(connect: Connect, name: str, qos: in
     assert [(b"x", qos), (b"gone", qos)] == [(m.payload, m.qos) for m in (observer.receive() for _ in range(2))]
 
 
-@clause(v5="MQTT-3.2.2-10")
-def test_subscriptions_of_every_qos_are_granted(connect: Connect, name: str) -> None:
-    """Requests for QoS 0, 1 and 2 are all accepted [MQTT-3.2.2-10]."""
-    answer = connect().subscribe([(f"{name}/0", 0), (f"{name}/1", 1), (f"{name}/2", 2)])
-    assert [0, 1, 2] == answer.reasons
-
-
-# --- server-side limits -------------------------------------------------------------------------------------------
-
-
 # --- brokers that are configured otherwise ------------------------------------------------------------------------
 
 

@@ -5,23 +5,9 @@ from __future__ import annotations
 from tests.support.cases import both_versions, every_qos, every_version, qos_1_and_2
 from tests.support.clauses import clause
 from tests.support.flows import SUBSCRIPTION_ID, lasting, payloads, receive_until
-from tests.support.wire import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Connect, ack_packet, prop, publish_packet
+from tests.support.wire import PUBLISH, Connect, prop
 
 # --- DUP ----------------------------------------------------------------------------------------------------------
-
-
-@every_version
-@qos_1_and_2
-@clause(v3="MQTT-3.3.1-1", v5="MQTT-3.3.1-1")
-def test_a_repeated_publish_carries_dup(connect: Connect, name: str, version: int, qos: int) -> None:
-    """What was sent before the connection broke is sent again with DUP 1. [MQTT-3.3.1-1]"""
-    subscriber = connect(f"{name}-s", **lasting(version))
-    subscriber.subscribe(name, qos)
-    connect(version=version).publish(name, b"once", qos)
-    assert not subscriber.expect(PUBLISH).dup
-    subscriber.close()
-    again = connect(f"{name}-s", **lasting(version)).expect(PUBLISH)
-    assert (b"once", True) == (again.payload, again.dup)
 
 
 @every_version
@@ -47,12 +33,6 @@ def test_dup_is_not_copied_to_subscribers(connect: Connect, name: str, version: 
     assert (qos, False) == (message.qos, message.dup)
 
 
-# --- QoS ----------------------------------------------------------------------------------------------------------
-
-
-# --- RETAIN -------------------------------------------------------------------------------------------------------
-
-
 # --- topic names --------------------------------------------------------------------------------------------------
 
 
@@ -69,24 +49,6 @@ def test_the_topic_name_matches_the_filter(connect: Connect, name: str, version:
     messages = receive_until(subscriber, wanted[-1].encode())
     assert wanted == [message.topic for message in messages]
     assert [topic.encode() for topic in wanted] == payloads(messages)
-
-
-# --- answers ------------------------------------------------------------------------------------------------------
-
-
-@every_version
-@clause(v3="MQTT-3.3.4-1", v5="MQTT-3.3.4-1")
-def test_the_answer_follows_from_the_qos(connect: Connect, name: str, version: int) -> None:
-    """QoS 0 gets no answer, QoS 1 a PUBACK, QoS 2 a PUBREC, each with the packet id. [MQTT-3.3.4-1]"""
-    publisher = connect(version=version)
-    publisher.send(publish_packet(name, version=version))
-    publisher.expect_nothing()
-    publisher.send(publish_packet(name, version=version, qos=1, packet_id=7))
-    assert 7 == publisher.expect(PUBACK).packet_id
-    publisher.send(publish_packet(name, version=version, qos=2, packet_id=65535))
-    assert 65535 == publisher.expect(PUBREC).packet_id
-    publisher.send(ack_packet(PUBREL, 65535, version=version))
-    assert 65535 == publisher.expect(PUBCOMP).packet_id
 
 
 # --- overlapping subscriptions ------------------------------------------------------------------------------------

@@ -143,22 +143,6 @@ def test_an_unknown_last_acknowledgement_is_ignored(connect: wire.Connect, name:
     assert b"x" == client.receive().payload
 
 
-@every_version
-@clause(v3="MQTT-3.6.1-1", v5="MQTT-3.6.1-1")
-def test_the_broker_sets_the_flags_of_pubrel(connect: wire.Connect, name: str, version: int) -> None:
-    """PUBREL of the broker has the flags 0010, the other acknowledgements 0000. [MQTT-3.6.1-1]"""
-    client, other = connect(version=version), connect(version=version)
-    client.subscribe(name, 2)
-    other.publish(name, b"x", 2)
-    acknowledge(client, client.expect(wire.PUBLISH))
-    assert 0b0010 == client.expect(wire.PUBREL).flags
-    for qos, kind in ((1, wire.PUBACK), (2, wire.PUBREC)):
-        other.send(wire.publish_packet(name, version=version, qos=qos, packet_id=9))
-        assert 0 == other.expect(kind).flags
-    other.send(wire.ack_packet(wire.PUBREL, 9, version=version))
-    assert 0 == other.expect(wire.PUBCOMP).flags
-
-
 @acknowledgements
 @clause(
     v5=(
@@ -214,7 +198,7 @@ def test_every_form_of_success_is_understood(connect: wire.Connect, name: str, k
 
 @qos_1_and_2
 @each(reason=(0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
-@clause(v5=("MQTT-3.4.2-1", "MQTT-3.5.2-1", "MQTT-4.4.0-2"))
+@clause(v5=("MQTT-3.4.2-1", "MQTT-3.5.2-1", "MQTT-4.4.0-2", "MQTT-4.9.0-2"))
 def test_an_error_settles_the_message(connect: wire.Connect, name: str, qos: int, reason: int) -> None:
     """An error in PUBACK or PUBREC frees packet id and window, without PUBREL and without repetition. [MQTT-4.4.0-2]"""
     options = lasting(5, wire.prop(RECEIVE_MAXIMUM, 1))
@@ -257,6 +241,3 @@ def test_pubrel_not_found_frees_the_packet_id(connect: wire.Connect, name: str) 
     assert packet_id == client.expect(wire.PUBCOMP).packet_id
     client.publish(name, b"new", 2, packet_id=packet_id)
     assert [b"from the client", b"new"] == payloads(receive_until(subscriber, b"new"))
-
-
-# --- what the broker refuses --------------------------------------------------------------------------------------

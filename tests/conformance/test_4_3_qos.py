@@ -52,7 +52,10 @@ def test_qos_0_is_sent_once_without_dup(connect: Connect, name: str, version: in
 
 @every_version
 @qos_1_and_2
-@clause(v3=("MQTT-4.3.2-1", "MQTT-4.3.3-1"), v5=("MQTT-4.3.2-1", "MQTT-4.3.2-2", "MQTT-4.3.3-1", "MQTT-4.3.3-2"))
+@clause(
+    v3=("MQTT-4.3.2-1", "MQTT-4.3.3-1", "MQTT-2.3.1-1", "MQTT-2.3.1-4"),
+    v5=("MQTT-4.3.2-1", "MQTT-4.3.2-2", "MQTT-4.3.3-1", "MQTT-4.3.3-2", "MQTT-2.2.1-4"),
+)
 def test_messages_in_flight_have_packet_ids_of_their_own(connect: Connect, name: str, version: int, qos: int) -> None:
     """New messages go out with DUP 0 and packet ids that are not in use. [MQTT-4.3.2-1]"""
     subscriber, publisher = connect(version=version), connect(version=version)

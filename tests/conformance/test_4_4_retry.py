@@ -10,7 +10,10 @@ from tests.support.wire import PUBCOMP, PUBLISH, PUBREL, Connect, ack_packet, pr
 
 @every_version
 @qos_1_and_2
-@clause(v3=("MQTT-2.3.1-4", "MQTT-4.4.0-1", "MQTT-4.6.0-1"), v5=("MQTT-2.2.1-5", "MQTT-4.4.0-1"))
+@clause(
+    v3=("MQTT-2.3.1-4", "MQTT-4.4.0-1", "MQTT-4.6.0-1", "MQTT-3.3.1-1"),
+    v5=("MQTT-2.2.1-5", "MQTT-4.4.0-1", "MQTT-3.3.1-1"),
+)
 def test_unacknowledged_messages_are_repeated_with_their_ids(
     connect: Connect, name: str, version: int, qos: int
 ) -> None:
@@ -69,24 +72,6 @@ def test_a_take_over_repeats_too(connect: Connect, name: str, version: int, qos:
     assert [(number, True) for number in first] == [(message.packet_id, message.dup) for message in second]
 
 
-@every_version
-@qos_1_and_2
-@clause(v3="MQTT-4.4.0-1", v5="MQTT-4.4.0-1")
-def test_a_clean_start_forgets_what_was_in_flight(connect: Connect, name: str, version: int, qos: int) -> None:
-    """Nothing is repeated to a client that begins a new session. [MQTT-4.4.0-1]"""
-    subscriber, publisher = connect(f"{name}-s", **lasting(version)), connect(version=version)
-    subscriber.subscribe(name, qos)
-    publish_many(publisher, name, numbered(3), qos)
-    subscriber.expect(PUBLISH)
-    subscriber.close()
-    again = connect(f"{name}-s", version=version)
-    assert again.connack is not None and not again.connack.session_present
-    again.expect_nothing()
-    again.subscribe(name, qos)
-    publisher.publish(name, b"end", qos)
-    assert [b"end"] == payloads(receive_until(again, b"end"))
-
-
 @qos_1_and_2
 @clause(v5="MQTT-4.4.0-1")
 def test_nothing_is_repeated_on_a_living_connection(connect: Connect, name: str, qos: int) -> None:
@@ -103,22 +88,6 @@ def test_nothing_is_repeated_on_a_living_connection(connect: Connect, name: str,
         message = subscriber.receive()
         assert (payload, False) == (message.payload, message.dup)
         subscriber.expect_nothing()
-
-
-@qos_1_and_2
-@clause(v5="MQTT-4.4.0-2")
-def test_a_refused_message_is_not_repeated(connect: Connect, name: str, qos: int) -> None:
-    """PUBACK or PUBREC with an error settles its message, and only its own. [MQTT-4.4.0-2]"""
-    subscriber = connect(f"{name}-s", **lasting(5))
-    subscriber.subscribe(name, qos)
-    publish_many(connect(), name, numbered(3), qos)
-    first = [subscriber.expect(PUBLISH) for _ in range(3)]
-    acknowledge(subscriber, first[1], reason=0x80)
-    subscriber.expect_nothing()
-    subscriber.close()
-    again = connect(f"{name}-s", **lasting(5))
-    assert [b"00000", b"00002"] == [again.expect(PUBLISH).payload for _ in range(2)]
-    again.expect_nothing()
 
 
 @both_versions

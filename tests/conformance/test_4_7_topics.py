@@ -41,7 +41,7 @@ def test_the_single_level_wildcard_fills_its_level(connect: Connect, name: str, 
     assert_filter_refused(connect(version=version), wrong.format(name))
 
 
-@clause(v3=("MQTT-4.7.1-2", "MQTT-4.7.1-3"), v5=("MQTT-4.7.1-1", "MQTT-4.7.1-2"))
+@clause(v3=("MQTT-4.7.1-2", "MQTT-4.7.1-3", "MQTT-3.8.3-2"), v5=("MQTT-4.7.1-1", "MQTT-4.7.1-2"))
 @both_versions
 @each_row(
     "topic_filter topic expected",
@@ -84,6 +84,7 @@ def test_wildcards_match(
     assert expected == matches(connect, name, version, topic_filter.format(name), topic.format(name))
 
 
+@clause(v3="MQTT-1.5.3-3", v5="MQTT-1.5.4-3")
 @both_versions
 @each_row(
     "topic_filter topic expected",
@@ -102,12 +103,16 @@ def test_wildcards_match(
         ("{}/a", "{}/a ", False),
         ("{}/*", "{}/a", False),
         ("{}/.*", "{}/ab", False),
+        ("\ufeff{}", "\ufeff{}", True),
+        ("{}", "\ufeff{}", False),
     ),
 )
 def test_levels_are_compared_literally(
     connect: Connect, name: str, version: int, topic_filter: str, topic: str, expected: bool
 ) -> None:
-    """Case, spaces, empty levels and separators at either end make a difference (4.7.3)."""
+    """Case, spaces, empty levels and separators at either end make a difference (4.7.3), and so does a byte order mark
+    [MQTT-1.5.4-3].
+    """
     assert expected == matches(connect, name, version, topic_filter.format(name), topic.format(name))
 
 

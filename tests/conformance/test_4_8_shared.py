@@ -327,16 +327,6 @@ def test_no_retained_messages_on_a_shared_subscription(connect: wire.Connect, na
     other.publish(name, b"", 1, retain=True)
 
 
-def test_order_is_kept_for_one_member(connect: wire.Connect, name: str) -> None:
-    """A group of one gets everything in the order of publication (4.6, 4.8.2)."""
-    member, other = connect(), connect()
-    member.subscribe(f"$share/g/{name}", 1)
-    sent = [b"%d" % n for n in range(30)]
-    for payload in sent:
-        other.publish(name, payload, 1)
-    assert sent == collect(member)
-
-
 def test_a_shared_subscription_is_part_of_the_session(connect: wire.Connect, name: str) -> None:
     """After a reconnect a member is still in its group, without subscribing again (4.8.2)."""
     lasting = {"clean": False, "properties": wire.prop(SESSION_EXPIRY, 60)}

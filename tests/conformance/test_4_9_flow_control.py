@@ -56,20 +56,6 @@ def test_the_receive_maximum_of_the_client_is_kept(connect: wire.Connect, name: 
 
 
 @clause(v5="MQTT-4.9.0-2")
-def test_pubrec_with_an_error_gives_the_place_back(connect: wire.Connect, name: str) -> None:
-    """A PUBREC of 0x80 or above ends the flow and lets the next message out. [MQTT-4.9.0-2]"""
-    subscriber = connect(properties=wire.prop(RECEIVE_MAXIMUM, 1))
-    subscriber.subscribe(name, 2)
-    publish_many(connect(), name, numbered(3), 2)
-    for payload in numbered(3):
-        message = subscriber.expect(wire.PUBLISH)
-        assert payload == message.payload
-        subscriber.expect_nothing()
-        acknowledge(subscriber, message, reason=0x83)
-    subscriber.expect_nothing()
-
-
-@clause(v5="MQTT-4.9.0-2")
 def test_qos_1_and_2_share_the_receive_maximum(connect: wire.Connect, name: str) -> None:
     """Messages of both QoS together stay within the Receive Maximum. [MQTT-4.9.0-2]"""
     subscriber, publisher = connect(properties=wire.prop(RECEIVE_MAXIMUM, 2)), connect()

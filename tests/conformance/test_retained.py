@@ -9,7 +9,7 @@ import pytest
 from tests.support.cases import both_versions, each, each_row, every_qos
 from tests.support.checks import RETAIN_AS_PUBLISHED, RETAIN_IF_NEW, RETAIN_NEVER, subscribe_and_take
 from tests.support.clauses import clause
-from tests.support.wire import Connect, Packet, Will, prop
+from tests.support.wire import Connect, Packet, prop
 
 Keep = Callable[..., None]
 
@@ -58,25 +58,17 @@ def test_a_new_subscription_gets_the_retained_message(
     )
 
 
-@clause(v3="MQTT-3.3.1-6", v5="MQTT-3.3.1-5")
+@clause(v3=("MQTT-3.3.1-6", "MQTT-3.3.1-7"), v5="MQTT-3.3.1-5")
 @both_versions
 @every_qos
 def test_the_last_retained_message_of_a_topic_counts(
     connect: Connect, keep: Keep, name: str, version: int, qos: int
 ) -> None:
-    """A new retained message, also one of QoS 0, takes the place of the old one [MQTT-3.3.1-5] [MQTT-3.3.1-6]."""
+    """A new retained message, also one of QoS 0, takes the place of the old one [MQTT-3.3.1-5] [MQTT-3.3.1-7]."""
     keep(name, b"old", 2)
     keep(name, b"new", qos)
     (message,) = retained(connect, name, count=1, version=version, options=2)
     assert (b"new", qos) == (message.payload, message.qos)
-
-
-@clause(v3="MQTT-3.3.1-7")
-def test_a_qos0_retained_message_discards_the_old_one(connect: Connect, keep: Keep, name: str) -> None:
-    """After a retained QoS 0 message the one kept before is never seen again [MQTT-3.3.1-7]."""
-    keep(name, b"old", 1)
-    keep(name, b"new", 0)
-    assert [b"new"] == [message.payload for message in retained(connect, name, count=1, version=4)]
 
 
 @clause(v3=("MQTT-3.3.1-10", "MQTT-3.3.1-11"), v5=("MQTT-3.3.1-6", "MQTT-3.3.1-7"))
@@ -176,15 +168,6 @@ def test_more_retained_messages_than_the_window_holds(connect: Connect, keep: Ke
     assert {b"last"} | {b"%d" % n for n in range(150)} == {message.payload for message in messages}
 
 
-@clause(v5="MQTT-3.3.1-9")
-def test_retain_handling_0_sends_each_time(connect: Connect, keep: Keep, name: str) -> None:
-    """With Retain Handling 0 each SUBSCRIBE brings the retained message [MQTT-3.3.1-9]."""
-    keep(name, b"kept")
-    client = connect()
-    for _ in range(2):
-        subscribe_and_take(client, name, 1, count=1)
-
-
 @clause(v5="MQTT-3.3.1-10")
 def test_retain_handling_1_sends_for_a_new_subscription(connect: Connect, keep: Keep, name: str) -> None:
     """With Retain Handling 1 the message comes when the subscription did not exist, also after an UNSUBSCRIBE, and
@@ -235,28 +218,6 @@ def test_a_retained_message_carries_the_subscription_identifier(connect: Connect
     keep(name, b"kept")
     (message,) = subscribe_and_take(connect(), name, 1, count=1, properties=prop(SUBSCRIPTION_ID, 99))
     assert [99] == message.prop_all(SUBSCRIPTION_ID)
-
-
-def test_a_retained_will_is_kept(connect: Connect, keep: Keep, name: str) -> None:
-    """A will with the RETAIN flag is a retained message once it is published (3.1.2.7)."""
-    witness = connect()
-    witness.subscribe(name, 1)
-    keep(name, b"")
-    assert b"" == witness.receive().payload
-    mourned = connect(will=Will(name, b"gone", qos=1, retain=True))
-    mourned.abort()
-    assert b"gone" == witness.receive().payload
-    (message,) = retained(connect, name, count=1)
-    assert (b"gone", True) == (message.payload, message.retain)
-
-
-def test_retained_messages_do_not_belong_to_a_session(connect: Connect, name: str) -> None:
-    """What a client has left stays after its session has ended (3.1.2.4)."""
-    client, cleaner = connect(), connect()
-    client.publish(name, b"kept", 1, retain=True)
-    client.disconnect()
-    assert b"kept" == retained(connect, name, count=1)[0].payload
-    cleaner.publish(name, b"", 1, retain=True)
 
 
 @both_versions
