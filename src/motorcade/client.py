@@ -91,14 +91,14 @@ class ConnectionLostError(ClientError):
 
 @dataclass(slots=True)
 class ClientState:
-    """What a client has to remember from one connection to the next (chapter 4.1 of the specification)."""
+    """The session state of a client from one connection to the next (chapter 4.1 of the specification)."""
 
     unacknowledged: dict[int, Publish | Pubrel] = field(default_factory=dict)  #: sent, by packet id, in order
     received: set[int] = field(default_factory=set)  #: QoS 2 packet ids that are not yet released
     last_id: int = 0
 
     def next_id(self, taken: dict[int, asyncio.Future[Packet]]) -> int:
-        """A packet id that nothing in flight uses."""
+        """Return a packet id that nothing in flight uses."""
         for _ in range(65535):
             self.last_id = self.last_id % 65535 + 1
             if self.last_id not in self.unacknowledged and self.last_id not in taken:
@@ -219,7 +219,7 @@ class Client(asyncio.Protocol):
         return client
 
     async def accepted(self) -> Connack:
-        """The broker's CONNACK. `connect` has waited for it already."""
+        """Return the broker's CONNACK. `connect` has waited for it already."""
         try:
             return await asyncio.shield(self._accepted)
         except BaseException:
@@ -250,12 +250,12 @@ class Client(asyncio.Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether calls can succeed."""
+        """Return True while calls can succeed."""
         return self.connack is not None and not self._leaving and not self._closed.done()
 
     @property
     def session_present(self) -> bool:
-        """Whether the broker has kept the session."""
+        """Return True if the broker has kept the session."""
         return self.connack is not None and self.connack.session_present
 
     async def __aenter__(self) -> Self:
@@ -352,7 +352,7 @@ class Client(asyncio.Protocol):
         return self
 
     async def __anext__(self) -> Publish:
-        """The next message. Ends when we have disconnected; raises `ConnectionLostError` when the broker was lost."""
+        """Return the next message. Ends after `disconnect`; raises `ConnectionLostError` when the broker was lost."""
         while not self._messages:
             if self._leaving or (self._closed.done() and self._error is None):
                 raise StopAsyncIteration

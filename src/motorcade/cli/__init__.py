@@ -81,7 +81,7 @@ def _root(
 
 
 def main() -> None:
-    """The `motorcade` command, as `motorcade.__main__` starts it."""
+    """Run the `motorcade` command."""
     if sys.stdout.isatty():
         sys.stdout = cast("TextIO", Terminal(sys.stdout))
     try:

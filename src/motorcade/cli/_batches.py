@@ -37,7 +37,7 @@ _NO_MATCHING_SUBSCRIBERS = 0x10
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be sent, to whom."""
+    """A payload and the vehicles that get it."""
 
     vins: Sequence[str]  #: each once
     request_id: str
@@ -56,16 +56,16 @@ class Job:
         return self.order.data_id
 
     def batches(self) -> list[Sequence[str]]:
-        """The vehicles in batches."""
+        """Return the vehicles in batches."""
         return [self.vins[start : start + self.size] for start in range(0, len(self.vins), self.size)]
 
     def batch_id(self, vins: Sequence[str]) -> str:
-        """The id of a batch: the same for the same request, payload, options, name and vehicles."""
+        """Return the id of a batch: the same for the same request, payload, options, name and vehicles."""
         parts = [self.request_id, self.data_id, json.dumps(self.options, sort_keys=True), self.name, *sorted(vins)]
         return f"send-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
 
     def trigger(self, vins: Sequence[str]) -> bytes:
-        """The message for one batch."""
+        """Return the message for one batch."""
         return self.order.trigger(vins, self.batch_id(vins))
 
     def size_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """How far it came. Filled as it goes, so that it is right whenever somebody interrupts."""
+    """Progress of a sending. Filled as it goes, so that it is right whenever the sending is interrupted."""
 
     batches: int  #: in all
     accepted: int = 0  #: vehicles
@@ -130,7 +130,7 @@ async def _send_data(client: Client, order: Order) -> None:
 async def _send_batch(
     client: Client, message: bytes, number: int, vins: Sequence[str], outcome: Outcome, progress: Callable[[int], None]
 ) -> bool:
-    """Whether the broker has accepted it."""
+    """Return True if the broker has accepted the batch."""
     from motorcade.client import ClientError, RefusedError
 
     answers: dict[str, str] = {}

@@ -38,14 +38,14 @@ class FoundQueue:
 
 
 def kind(exclusive: bool, shared: bool) -> str:
-    """What the flags say; empty: nothing."""
+    """Return the kind that the flags choose; empty: none."""
     if exclusive and shared:
         raise typer.BadParameter("a queue is one or the other", param_hint="--exclusive, --shared")
     return EXCLUSIVE if exclusive else SHARED if shared else ""
 
 
 def path(kind: str, name: str) -> str:
-    """Where one of them is found."""
+    """Return the path of one of them."""
     if not name:
         raise typer.BadParameter("a queue has a name, or the client id of its owner", param_hint="NAME")
     return f"{_place(kind)}/{_control.name(name)}"
@@ -56,7 +56,7 @@ def _place(kind: str) -> str:
 
 
 def find(control: _control.ControlClient, name: str, wanted: str = "") -> FoundQueue:
-    """The queue that a name means; if there is none, the node's words about each kind that was looked for."""
+    """Find the queue of a name. If there is none, raise what the node says about each kind."""
     missed: list[str] = []
     for kind in (wanted,) if wanted else KINDS:
         place = path(kind, name)
@@ -70,7 +70,7 @@ def find(control: _control.ControlClient, name: str, wanted: str = "") -> FoundQ
 
 
 def title(kind: str, name: str) -> str:
-    """What it is called in a sentence."""
+    """Return its name for a sentence."""
     titles = {DECLARED: "queue {!r}", EXCLUSIVE: "the compacted queue of client {!r}", SHARED: "shared queue {!r}"}
     return titles[kind].format(name)
 
@@ -78,7 +78,7 @@ def title(kind: str, name: str) -> str:
 def with_hint(
     control: _control.ControlClient, error: _control.ControlError, kind: str, name: str
 ) -> _control.ControlError:
-    """The same error; if there is a queue of that name, but of another kind, with the flag for it."""
+    """Return the error; if a queue of another kind has that name, with the flag for it."""
     if error.code != "NOT_FOUND" or kind != DECLARED:
         return error
     for other in (EXCLUSIVE, SHARED):
@@ -91,7 +91,7 @@ def with_hint(
 
 
 def every(control: _control.ControlClient, kinds: Iterable[str], limit: int | None) -> list[dict[str, Any]]:
-    """All queues of these kinds, or of those kinds that the node has if none is chosen; at most `limit`."""
+    """List queues of these kinds, at most `limit`; if no kind is chosen, of all kinds that the node has."""
     chosen = tuple(kinds)
     found: list[dict[str, Any]] = []
     missed: list[_control.ControlError] = []
@@ -120,7 +120,7 @@ def _list(control: _control.ControlClient, kind: str, limit: int | None) -> list
 
 
 def print_queue(view: dict[str, Any]) -> None:
-    """A compacted queue, with how far its consumers are."""
+    """Print a compacted queue and the progress of its consumers."""
     consuming = view["consuming"]
     short = {key: value for key, value in view.items() if key != "consuming"}
     if view["kind"] == EXCLUSIVE:
@@ -141,7 +141,7 @@ def _cell(name: str, value: Any) -> object:
 
 
 def last(control: _control.ControlClient, queue: FoundQueue, count: int) -> list[dict[str, Any]]:
-    """The last messages, at least one, oldest first."""
+    """Return the last messages, at least one, oldest first."""
     if queue.kind == DECLARED:  # nothing tells where its end is
         return list(deque(_declared.messages(control, queue.path, 0), count))
     found: list[dict[str, Any]] = []
@@ -159,7 +159,7 @@ def last(control: _control.ControlClient, queue: FoundQueue, count: int) -> list
 def follow(
     control: _control.ControlClient, queue: FoundQueue, after: int, interval: float
 ) -> Iterator[list[dict[str, Any]]]:
-    """What is there after a position, at each look; for ever."""
+    """Poll for messages after a position, without end."""
     while True:
         time.sleep(interval)
         found = list(_declared.messages(control, queue.path, after))
@@ -191,7 +191,7 @@ def moment(text: str) -> dict[str, float]:
 
 
 def rewind_body(kind: str, to: int | None, since: str | None, consumer: str | None) -> dict[str, Any]:
-    """What a rewind is asked with; `typer.BadParameter` says what does not go together."""
+    """Make the body of a rewind request; `typer.BadParameter` if options contradict each other."""
     if (to is None) == (since is None):
         raise typer.BadParameter("say one of them: the number that comes next, or a time", param_hint="--to, --since")
     if kind == SHARED and not consumer:
@@ -206,7 +206,7 @@ def rewind_body(kind: str, to: int | None, since: str | None, consumer: str | No
 
 
 def print_rewind(view: dict[str, Any]) -> None:
-    """What a rewind has done, or would do, in a sentence or three."""
+    """Print what a rewind has done, or would do."""
     client, preview = view["consumer"], view["preview"]
     whose = "" if view["kind"] == EXCLUSIVE else f" of shared queue {view['name']!r}"
     count, before, progress = view["messages"], view["before"], view["progress"]

@@ -61,7 +61,7 @@ class ControlClient:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """One request below `/api/v1`. Raises `ControlError` with the node's own words."""
+        """Send one request below `/api/v1`. Raises `ControlError` with the node's message."""
         request = urllib.request.Request(
             f"http://{self.address}/api/v1/{path}",
             method=method,
@@ -126,7 +126,7 @@ class NodeFlags:
 
 
 def name(text: str) -> str:
-    """A client id or plugin name as one part of a path."""
+    """Quote a client id or plugin name as one segment of a path."""
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:

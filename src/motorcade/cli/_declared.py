@@ -1,4 +1,4 @@
-"""What `queue`, `stream` and `capture` have in common: everything but the flags of `create` and `change`.
+"""The verbs of `queue`, `stream` and `capture`, except the flags of `create` and `change`.
 
 The node knows what options there are and says what is wrong with one; nothing of it is repeated here.
 """
@@ -35,7 +35,7 @@ class Noun:
     lost: str  #: what goes with it when it is deleted
 
     def path(self, name: str) -> str:
-        """Where one of them is found."""
+        """Return the path of one of them."""
         if not name:
             raise typer.BadParameter(f"a {self.name} has a name", param_hint="NAME")
         return f"{self.plural}/{_control.name(name)}"
@@ -125,7 +125,7 @@ def add_read(app: typer.Typer, noun: Noun) -> None:
 
 
 def print_messages(found: Iterable[dict[str, Any]], as_json: bool) -> None:
-    """One JSON document, or a line for each."""
+    """Print one JSON document, or a line for each message."""
     if as_json:
         _output.print_json(list(found))
         return
@@ -149,7 +149,7 @@ def messages(
 
 
 def fields(view: dict[str, Any]) -> list[tuple[str, object]]:
-    """A view as lines: a table under its name, a line for each of many."""
+    """Flatten a view into lines: nested keys with a dot, a line for each entry of a list."""
     lines: list[tuple[str, object]] = []
     for name, value in view.items():
         if isinstance(value, dict):

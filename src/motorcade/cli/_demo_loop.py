@@ -52,7 +52,7 @@ class LoopError(MotorcadeError):
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Where it happens."""
+    """Ports and directories of the demonstration."""
 
     port: int  #: of MQTT
     data: Path  #: of the node
@@ -61,14 +61,14 @@ class LoopSettings:
 
 
 def vehicles() -> list[str]:
-    """The audience, as it should be found."""
+    """Return the VINs that the query should find."""
     from motorcade.core.vin import make_vin
 
     return [make_vin(FIRST + number) for number in range(AUDIENCE)]
 
 
 async def play(settings: LoopSettings, say: Say) -> str:
-    """All of it; what came of it, in a line."""
+    """Run the whole loop; return a line about the outcome."""
     from motorcade.fleet import Fleet, FleetOptions
 
     vins = vehicles()
@@ -96,7 +96,7 @@ async def _answered(
 
 
 def write_table(file: Path) -> int:
-    """The fleet as Parquet: vans with old firmware, everybody else, some twice, some with a VIN that is none."""
+    """Write the fleet as Parquet: vans with old firmware, others, some twice, some with an invalid VIN."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -143,7 +143,7 @@ class _Thread:
 
 @contextmanager
 def _spark(settings: LoopSettings) -> Iterator[_Thread]:
-    """A thread for Spark, which is ended in any case."""
+    """Start a thread for Spark; stop it in any case."""
     thread = _Thread(settings.work / "spark.log")
     try:
         yield thread

@@ -21,7 +21,7 @@ from motorcade.core.errors import MotorcadeError
 
 
 class FileError(MotorcadeError):
-    """What was made cannot be written."""
+    """An output file cannot be written."""
 
 
 def check_file(option: str, file: Path | None) -> None:
@@ -79,7 +79,7 @@ def _telling(file: Path) -> Iterator[None]:
 
 
 def _is_written_in_place(target: Path) -> bool:
-    """A pipe, /dev/stdout; a file that may be changed, in a folder that may not."""
+    """Return True for a pipe, /dev/stdout, or a writable file in a directory that is not."""
     return target.exists() and (not target.is_file() or bool(_why_no_folder(target.parent)))
 
 

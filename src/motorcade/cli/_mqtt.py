@@ -1,4 +1,4 @@
-"""What `pub` and `sub` have in common: how to reach a broker. Letters are those of mosquitto_pub and mosquitto_sub."""
+"""Options of `pub` and `sub` for the connection to a broker. Letters as in mosquitto_pub and mosquitto_sub."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Over TLS without che
 
 @dataclass(frozen=True)
 class ConnectFlags:
-    """How to reach a broker and as whom."""
+    """Address of a broker and credentials."""
 
     host: Host = "127.0.0.1"
     port: Port = None

@@ -50,7 +50,7 @@ def duration(text: str) -> float:
 
 
 def topic_filter(text: str) -> str:
-    """A topic filter; what is wrong with it is said at once."""
+    """Check a topic filter."""
     from motorcade.core.errors import TopicError
     from motorcade.core.topic import check_filter
 

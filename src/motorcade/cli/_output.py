@@ -16,12 +16,12 @@ _WIDE = 10_000  # columns of a table that nobody's screen has to show
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     print(escape_json(json.dumps(value, ensure_ascii=False, indent=2)))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table; on a pipe it is as wide as its contents, so that nothing is cut off for grep."""
+    """Print a table; on a pipe it is as wide as its contents, so that nothing is cut off for grep."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -46,7 +46,7 @@ def print_list(columns: Sequence[str], found: Iterable[Mapping[str, object]], na
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
-    """One line per field."""
+    """Print one line per field."""
     pairs = [(name, printable(_cell(value), "\n")) for name, value in fields]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -84,7 +84,7 @@ class Terminal:
 
 
 def when(seconds: float | None) -> str:
-    """A time since the epoch, in local time."""
+    """Format a time since the epoch, in local time."""
     return "" if not seconds else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 

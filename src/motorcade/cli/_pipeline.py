@@ -1,4 +1,4 @@
-"""What the verbs of `motorcade pipeline run` have in common: options, a session in a folder, progress, the end.
+"""Shared parts of `motorcade pipeline run`: options, a session in a run directory, progress, the end.
 
     with _pipeline.running(checkpoint, "ingest", identity, master, settings, quiet=quiet) as run:
         outcome = run.follow(writer, trigger)      # run.spark, run.folder, run.tell("reading")
@@ -123,7 +123,7 @@ Set = Annotated[
 
 
 def store_url(where: StoreLocation) -> str:
-    """The store, which can be read: what is wrong with it is told sooner, and in fewer words, than by Spark."""
+    """Check that the store can be read, and return its URL: an error comes sooner, and is shorter, than Spark's."""
     from motorcade.storage.readers import open_reader
 
     open_reader(where.url).close()
@@ -155,7 +155,7 @@ class Running:
     display: Display
 
     def tell(self, words: str) -> None:
-        """What is being done, for a person who watches."""
+        """Show what is being done."""
         self.display.tell(words)
 
     def follow(self, start: Callable[[], StreamingQuery] | DataStreamWriter, trigger: Trigger) -> RunOutcome:
@@ -209,7 +209,7 @@ def noting(folder: RunDir) -> Iterator[None]:
 
 @contextmanager
 def folder_or_none(checkpoint: Path | None) -> Iterator[Path]:
-    """The folder of a run, or one that is gone afterwards."""
+    """Yield the run directory, or a temporary one."""
     if checkpoint is not None:
         yield checkpoint
         return

@@ -163,7 +163,7 @@ def audience(
 
 
 def _given(option: str, read: Callable[[], _Read]) -> _Read:
-    """What somebody has written, read; what is wrong with it is wrong usage."""
+    """Read a value of the command line; an error in it is wrong usage."""
     try:
         return read()
     except MotorcadeError as error:
@@ -185,7 +185,7 @@ def _query(sql: str | None, tables: list[QueryTable]) -> str:
 
 
 def _identity(order: Order, tables: list[QueryTable], sql: str, size: int, check_digit: bool) -> dict[str, str]:
-    """What makes this run another one than the next: all that a plan depends on."""
+    """Return everything that the plan depends on; it identifies the run."""
     return {
         "request": order.request_id,
         "payload": order.data_id,
@@ -267,7 +267,7 @@ def _ended(outcome: RunOutcome, checkpoint: Path, request: str, as_json: bool) -
 
 
 def _store(chosen: StoreFlags) -> tuple[str | None, str]:
-    """The store that says what waits already, or why nobody can say it."""
+    """Return the URL of the store with the backlog, or why it cannot be read."""
     from motorcade.storage.readers import open_reader
 
     where = chosen.find()

@@ -127,7 +127,7 @@ def ingest(
 
 
 def _readable(where: StoreLocation, kind: str, name: str, more: dict[str, str]) -> str:
-    """The URL of the store; what is wrong with it, or with options, is told sooner and in fewer words than by Spark."""
+    """Check store and options, and return the URL: an error comes sooner, and is shorter, than Spark's."""
     from motorcade.pipelines.sources.options import Missing, OptionError, ReadOptions
 
     try:
@@ -141,14 +141,14 @@ def _readable(where: StoreLocation, kind: str, name: str, more: dict[str, str]) 
 
 
 def _as_written(words: str) -> str:
-    """What is said of an option of the source, under the name that it has here."""
+    """Replace names of source options in a message by those of the command line."""
     for theirs, ours in _NAMES.items():
         words = words.replace(f"option {theirs}:", f"{ours}:")
     return words
 
 
 def _is_there(where: StoreLocation, kind: str, name: str) -> bool:
-    """Whether the store knows of such a stream."""
+    """Return True if the store has such a stream."""
     if kind == "redis_stream":
         return _has_entries(where, name)
     from motorcade.pipelines.sources.messages import is_declared
@@ -173,7 +173,7 @@ def _check_declared(config: Path | None, where: StoreLocation, kind: str, name: 
 
 
 def _is_declared(config: Path | None, where: StoreLocation, kind: str, name: str) -> bool:
-    """Whether there is such a stream by the configuration that says where the store is."""
+    """Return True if the configuration that names the store declares such a stream."""
     from motorcade import config as configuration
 
     loaded = configuration.load(config, os.environ, {})

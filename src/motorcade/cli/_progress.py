@@ -1,4 +1,4 @@
-"""How far a pipeline is, on standard error: a display that changes for a person, a line per batch for a log.
+"""Progress of a pipeline on standard error: a live display on a terminal, a line per batch in a log.
 
     ━━━━━━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━  63 %  120000 rows, 70000 behind  0:00:12
     batch 7: 20000 rows in 1.2 s (16667/s), 70000 behind; written (position 19985), dead (not_json 3)
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """What somebody sees of a run."""
+    """Shows the progress of a run."""
 
     def tell(self, words: str) -> None:
-        """What is being done now, in a few words."""
+        """Show what is being done now."""
 
     def batch(self, batch: BatchProgress) -> None:
-        """A batch is done."""
+        """Show a finished batch."""
 
 
 class Silent:
@@ -87,7 +87,7 @@ class Live:
 
 
 class _Bar:
-    """How much of the stream is read, and below it what the last batch was."""
+    """A progress bar of the stream, and below it the last batch."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live as Screen

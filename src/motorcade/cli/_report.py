@@ -18,7 +18,7 @@ class ReportError(MotorcadeError):
 
 
 def made(url: str, shown: str, request: str, slow_after: float, master: str) -> dict[str, Any]:
-    """The data of the report, by a session of its own."""
+    """Make the data of the report in a Spark session of its own."""
     from motorcade.cli import _pipeline
     from motorcade.storage.readers import open_reader
 
@@ -29,7 +29,7 @@ def made(url: str, shown: str, request: str, slow_after: float, master: str) -> 
 
 
 def data(spark: SparkSession, url: str, shown: str, request: str, slow_after: float) -> dict[str, Any]:
-    """The data of the report; `shown` is the store's URL without its password."""
+    """Return the data of the report; `shown` is the store's URL without its password."""
     # Not before there is a session: they cannot be imported without Spark, and starting one says what to do then.
     from motorcade.pipelines import report
     from motorcade.pipelines.receipts import COLUMNS, receipts
@@ -46,7 +46,7 @@ def data(spark: SparkSession, url: str, shown: str, request: str, slow_after: fl
 
 
 def write(found: dict[str, Any], html: Path | None, png: Path | None) -> None:
-    """The files that were asked for: all of them, or none."""
+    """Write the requested files: all of them, or none."""
     from motorcade.pipelines import report
 
     contents: dict[Path, bytes] = {}

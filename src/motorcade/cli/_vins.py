@@ -30,7 +30,7 @@ class VinList:
 
 
 def read(place: str, *, check_digit: bool) -> VinList:
-    """The list in a file, or on standard input (`-`); `VinListError` names the lines that are wrong."""
+    """Read a list of VINs from a file, or from standard input (`-`); `VinListError` names the wrong lines."""
     from motorcade.core.vin import VinError, check_vin
 
     name = "<stdin>" if place == "-" else place
@@ -63,7 +63,7 @@ def read(place: str, *, check_digit: bool) -> VinList:
 
 
 def argument(text: str) -> str:
-    """A VIN on the command line."""
+    """Check a VIN of the command line."""
     from motorcade.core.vin import VinError, check_vin
 
     try:

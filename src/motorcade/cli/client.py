@@ -22,14 +22,14 @@ def list_(
     *,
     node: _control.NodeFlags,
 ) -> None:
-    """All clients with a session, connected or away."""
+    """List clients with a session, connected or not."""
     clients = list(node.control.pages("clients", limit))
     node.print(clients, lambda found: _output.print_list(_COLUMNS, found, "clients"))
 
 
 @verb(app)
 def show(client_id: ClientId, *, node: _control.NodeFlags) -> None:
-    """Everything the node knows about one client."""
+    """Show everything the node knows about one client."""
     answer = node.call("GET", f"clients/{_control.name(client_id)}")
     node.print(answer, lambda view: _output.print_fields(_fields(view)))
 

@@ -22,7 +22,7 @@ def check(
     config: ConfigFile = None,
     as_json: _control.AsJson = False,
 ) -> None:
-    """Whether a node would start with this file and the environment of this shell. Starts nothing."""
+    """Check whether a node would start with this file and the environment of this shell. Starts nothing."""
     from motorcade import config as configuration
 
     path = file or config
@@ -46,7 +46,7 @@ def show(
     token: _control.Token = None,
     as_json: _control.AsJson = False,
 ) -> None:
-    """Every key with its value in the node that runs here; with --config, or if none runs, in one that would start.
+    """Show every key with its value in the running node; with --config, or if none runs, as a node would start.
 
     Secrets are hidden. Which of them is shown is told on standard error.
     """
@@ -104,7 +104,7 @@ def reload(*, node: _control.NodeFlags) -> None:
 
 @app.command()
 def reference() -> None:
-    """The page docs/configuration.md: every section, key, type and default."""
+    """Print the page docs/configuration.md: every section, key, type and default."""
     from motorcade import config as configuration
 
     print(configuration.reference(), end="")

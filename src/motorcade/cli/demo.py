@@ -46,7 +46,7 @@ class SceneError(MotorcadeError):
 
 @dataclass
 class DemoRun:
-    """Where the demonstration happens, and what has happened so far."""
+    """Addresses of the demonstration, and what has happened so far."""
 
     port: int
     ws_port: int
@@ -60,7 +60,7 @@ class DemoRun:
 
     @contextlib.asynccontextmanager
     async def client(self, name: str, **options: object) -> AsyncIterator[Client]:
-        """One of our own clients, gone at the end of the scene."""
+        """Connect a client; disconnect it at the end of the scene."""
         from motorcade.client import Client
 
         client = await Client.connect(port=self.port, client_id=name, **options)  # type: ignore[arg-type]  # passed on
@@ -76,7 +76,7 @@ class DemoRun:
         self.say(f"{who:>12} ──▶ {topic}  {payload!r}  {typer.style(note, dim=True)}")
 
     async def takes(self, who: str, client: Client, payload: str) -> Publish:
-        """The next message of `client`, which must be this one."""
+        """Take the next message of `client`; it must be this one."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 message = await anext(client)
@@ -532,7 +532,7 @@ def _write_configuration(folder: Path) -> Path:
 
 
 def _free_port() -> int:
-    """A free port below those that outgoing connections get, so that none of them takes it meanwhile."""
+    """Find a free port below those of outgoing connections, so that none of them takes it meanwhile."""
     while True:
         port = random.randrange(*_PORTS)  # noqa: S311 - a settings, not a secret
         with socket.socket() as probe, contextlib.suppress(OSError):

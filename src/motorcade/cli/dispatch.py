@@ -111,7 +111,7 @@ def worker(
 
 @app.command()
 def status(config: ConfigFile = None, redis: Redis = None, as_json: _control.AsJson = False) -> None:
-    """Who leads, who works, what waits, what was given up."""
+    """Show the leader, the workers, the backlog and the dead letters."""
     options = _options(config, redis)
     from motorcade.dispatch.status import status as ask
 
@@ -172,7 +172,7 @@ def retry(
 def _options(
     config: ConfigFile, redis: str | None, log_level: str | None = None, log_format: str | None = None, **flags: Any
 ) -> DispatchOptions:
-    """The section [dispatch], with what the command line says above it; logs are set up as the configuration wants."""
+    """Load the section [dispatch], overridden by flags; set up logs as configured."""
     from motorcade import config as configuration
     from motorcade import log
 
@@ -187,7 +187,7 @@ def _options(
 
 
 def _ready(part: str) -> Callable[[str], None]:
-    """What prints the line that others wait for."""
+    """Return a function that prints the `ready` line."""
     from motorcade import __version__
 
     return lambda where: print(f"motorcade {__version__} dispatch {part} ready  {where}", flush=True)
@@ -247,7 +247,7 @@ def _worker_row(name: str, seen: WorkerView | None) -> tuple[object, ...]:
 
 
 def _letter(letter: DeadLetterView) -> dict[str, Any]:
-    """A dead letter as a mapping; its payload as text if it is text."""
+    """Return a dead letter as a mapping; its payload as text if it is text."""
     payload, encoding = as_text(letter.payload)
     return {
         "entry": letter.entry,

@@ -166,7 +166,7 @@ async def _send(broker: _mqtt.ConnectFlags, job: Job, outcome: Outcome) -> None:
 
 @contextmanager
 def _bar(vehicles: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if a person watches."""
+    """Show a progress bar on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _count: None
         return
@@ -265,7 +265,7 @@ def list_(
     *,
     node: _control.NodeFlags,
 ) -> None:
-    """All requests the node knows, with the states their messages are in."""
+    """List the requests of the node, with the number of messages in each state."""
     none = dict.fromkeys(_FINISHED, 0)
 
     def print_requests(found: list[dict[str, Any]]) -> None:
@@ -285,7 +285,7 @@ def status(
     *,
     node: _control.NodeFlags,
 ) -> None:
-    """How far a request is: how many vehicles have got it, how many wait, how many never will."""
+    """Show the progress of a request: how many vehicles have it, how many wait, how many never get it."""
     control = node.control
     path = f"fanout/requests/{_control.name(request)}"
     view = control.call("GET", path)
@@ -300,7 +300,7 @@ def status(
 
 @contextmanager
 def _watching() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar that changes, if a person watches; silence otherwise."""
+    """Show a live progress bar on a terminal, nothing otherwise."""
     if not sys.stderr.isatty():
         yield lambda _view: None
         return
@@ -342,7 +342,7 @@ def targets(
     *,
     node: _control.NodeFlags,
 ) -> None:
-    """Every vehicle of a request, a line each: its state, since when, after how many attempts, and why."""
+    """List the vehicles of a request, a line each: state, time, number of attempts, and reason."""
     if only_vins and node.as_json:
         raise typer.BadParameter("a list of VINs is not JSON; leave one of the two out", param_hint="--only-vins")
     path = f"fanout/requests/{_control.name(request)}/targets"
@@ -379,7 +379,7 @@ def report(
     *,
     given: NodeStoreFlags,
 ) -> None:
-    """How far a request got, how long it took, who is late and why: from all its receipts, read by Spark.
+    """Report progress, delivery times and late vehicles of a request, from all its receipts, read by Spark.
 
     Reads the store, that of the node that runs here unless another one is named; a node need not run.
     """
@@ -448,6 +448,6 @@ def gc(*, node: _control.NodeFlags) -> None:
 
 @verb(app)
 def why(vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)], *, node: _control.NodeFlags) -> None:
-    """Why a vehicle has not got its message, and what happens next."""
+    """Tell why a vehicle has not got its message, and what happens next."""
     view = node.call("GET", f"vehicles/{_control.name(vin)}/why")
     node.print(view, lambda view: print(f"{view['reason']}: {view['sentence']}\n{view['next']}"))

@@ -43,7 +43,7 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 @dataclass(frozen=True)
 class _Watch:
-    """When to end, and where figures are shown meanwhile."""
+    """The end of a run, and the display of its figures."""
 
     duration: float | None  #: seconds; None: until stopped
     count: int | None

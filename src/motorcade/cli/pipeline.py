@@ -60,7 +60,7 @@ def receipts(
     *,
     chosen: StoreFlags,
 ) -> None:
-    """How far each request got, how long it took, who is late and why: as tables, page, pictures and JSON."""
+    """Report progress, delivery times and late vehicles of each request: as tables, page, pictures and JSON."""
     from motorcade.pipelines import runner
 
     where = chosen.find()
@@ -159,7 +159,7 @@ def status(
     ] = None,
     as_json: _control.AsJson = False,
 ) -> None:
-    """Whether a run is under way, how far it is, and how far behind its stream."""
+    """Show whether a run is active, its progress, and its lag behind the stream."""
     from motorcade.pipelines import status as states
 
     found = states.look(folder, store)

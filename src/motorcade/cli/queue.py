@@ -66,7 +66,7 @@ def list_(
     *,
     node: _control.NodeFlags,
 ) -> None:
-    """All queues of the node: declared by its configuration or by commands, and compacted ones. Flags choose kinds."""
+    """List queues of the node: declared by configuration or by commands, and compacted. Flags choose kinds."""
     flags = zip(_compacted.KINDS, (declared, exclusive, shared), strict=True)
     found = _compacted.every(node.control, (kind for kind, wanted in flags if wanted), limit)
     _declared.print_list(QUEUE, found, node)
@@ -80,7 +80,7 @@ def show(
     *,
     node: _control.NodeFlags,
 ) -> None:
-    """One queue in full: what is in it, and how far its consumers are.
+    """Show one queue in full: its contents and the progress of its consumers.
 
     NAME is that of a declared queue, else a client id that has a compacted queue, else that of a shared one.
     """

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @verb(app)
 def check(*, given: NodeStoreFlags) -> None:
-    """Everything that is wrong inside; exit code 1 if anything is. Changes nothing."""
+    """Check the store; list what is wrong, exit code 1 if anything is. Changes nothing."""
     where = given.find()
     findings, version = _check_embedded(where) if where.path is not None else asyncio.run(_check_shared(where))
     if given.as_json:
@@ -164,7 +164,7 @@ def salvage(
 
 @contextmanager
 def _quiet(where: StoreLocation) -> Iterator[Path]:
-    """The directory of a store that nobody writes: the store itself, or a copy if a node has it."""
+    """Yield a directory that no process writes: the store itself, or a copy if a node has it open."""
     from motorcade.storage import embedded
 
     path = cast("Path", where.path)
@@ -180,7 +180,7 @@ def _quiet(where: StoreLocation) -> Iterator[Path]:
 
 
 def _node_of(where: StoreLocation, path: Path) -> _control.ControlClient:
-    """The node that has the store open."""
+    """Return the node that has the store open."""
     control = _control.ControlClient(where.http, where.token)
     try:
         found = control.call("GET", "store")
@@ -370,7 +370,7 @@ async def _load(target: ImportTarget, reading: BinaryIO) -> dict[str, int]:
 
 @contextmanager
 def _written(file: str, *, force: bool) -> Iterator[BinaryIO]:
-    """Where to write; a file has its name only when it is complete and on the disk."""
+    """Open a file for writing; it gets its name when it is complete and on the disk."""
     import gzip
 
     if file == "-":
@@ -401,7 +401,7 @@ def _written(file: str, *, force: bool) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _readable(file: str) -> Iterator[BinaryIO]:
-    """A file that can be read twice: once to see that it is good, once to import it."""
+    """Open a file that can be read twice: once to verify it, once to import it."""
     if file == "-":
         with tempfile.TemporaryFile() as kept:
             shutil.copyfileobj(sys.stdin.buffer, kept)

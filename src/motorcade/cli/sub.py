@@ -166,7 +166,7 @@ _FIELDS: dict[str, Callable[[Publish], object]] = {
 
 
 def _renderer(format_: str) -> Callable[[Publish], bytes]:
-    """A function that prints a message by a format; a payload is printed as the bytes it is."""
+    """Return a function that formats a message; the payload is written as the bytes it is."""
     parts: list[bytes | Callable[[Publish], object]] = []
     for token in re.findall(r"%.|\\.|[^%\\]+|[%\\]$", format_, re.DOTALL):
         if token[0] == "%":
@@ -190,7 +190,7 @@ def _renderer(format_: str) -> Callable[[Publish], bytes]:
 
 
 def as_record(message: Publish, *, parse: bool) -> dict[str, Any]:
-    """A message as `--json` shows it. Bytes that are not UTF-8 are given in hex, under `payload_hex`."""
+    """Return a message as `--json` shows it. Bytes that are not UTF-8 are given in hex, under `payload_hex`."""
     told = message.properties
     record: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

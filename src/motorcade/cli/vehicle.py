@@ -18,14 +18,14 @@ _TIMES = {"accepted_at", "expires_at", "time", "sent_at", "until", "seen_at"}
 
 @app.callback()
 def _noun() -> None:
-    """Keeps `show` a verb of its own while it is the only one."""
+    """Keep `show` a verb of its own while it is the only one."""
 
 
 @verb(app)
 def show(
     vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)], *, node: _control.NodeFlags
 ) -> None:
-    """What waits for a vehicle, what is in flight, what became of the last ones, and why it has not got the next."""
+    """Show the backlog of a vehicle, what is in flight, its history, and why it has not got the next message."""
     node.print(node.call("GET", f"vehicles/{_control.name(vin)}"), _print)
 
 

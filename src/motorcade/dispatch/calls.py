@@ -188,7 +188,7 @@ class Calls:
         raise LostError(f"{connection.address}: {count} of {replicas} replicas have confirmed")
 
     async def _confirmations(self, connection: RedisConnection) -> int:
-        """How many replicas have to confirm what this server is told."""
+        """Return how many replicas have to confirm a write to this server."""
         if self._wanted >= 0:
             return self._wanted
         now = asyncio.get_running_loop().time()

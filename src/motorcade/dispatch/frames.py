@@ -59,7 +59,7 @@ class SecretWantedError(FrameError):
 
 
 class Answers(NamedTuple):
-    """What a worker says about its messages."""
+    """The answers of a worker about its messages."""
 
     acknowledged: list[bytes]
     rejected: list[tuple[bytes, str]]
@@ -106,7 +106,7 @@ class _Reader:
         self._need = 0  #: bytes without which nothing new can be read
 
     def _together(self, data: bytes) -> bytes:
-        """What has come so far; nothing if that is known to be too little. Parts are joined once."""
+        """Return what has come so far; nothing if that is known to be too little. Parts are joined once."""
         self._parts.append(data)
         self._have += len(data)
         if self._have < self._need:
@@ -124,7 +124,7 @@ class _Reader:
 
 
 class MessageReader(_Reader):
-    """What a worker reads."""
+    """Parses the frames that a worker gets."""
 
     __slots__ = ("_most",)
 
@@ -168,7 +168,7 @@ class MessageReader(_Reader):
 
 
 class AnswerReader(_Reader):
-    """What a leader reads."""
+    """Parses the frames that a leader gets."""
 
     __slots__ = ()
 
@@ -211,7 +211,7 @@ class AnswerReader(_Reader):
 
 
 def _run_of_acks(data: bytes) -> tuple[list[bytes], int]:
-    """The ids of a read that holds nothing but acknowledgements (the last of them perhaps cut), and where they end."""
+    """Return the ids of a read that has only acknowledgements (the last one perhaps cut), and where they end."""
     count = len(data) // _ACK_SIZE
     end = count * _ACK_SIZE
     whole = data[:end]
@@ -222,7 +222,7 @@ def _run_of_acks(data: bytes) -> tuple[list[bytes], int]:
 
 
 def _check_ids(ids: list[bytes]) -> None:
-    """All at once: hexadecimal digits, with dashes where a UUID has them."""
+    """Check all at once: hexadecimal digits, with dashes where a UUID has them."""
     joined = b"".join(ids)
     try:
         fine = all(joined[dash::ID_SIZE].count(b"-") == len(ids) for dash in _DASHES)
@@ -234,7 +234,7 @@ def _check_ids(ids: list[bytes]) -> None:
 
 
 def _good_ids(ids: list[bytes]) -> int:
-    """How many of them are UUIDs, from the first one on."""
+    """Count how many of them are UUIDs, from the first one on."""
     for number, id_ in enumerate(ids):
         try:
             _check_ids([id_])

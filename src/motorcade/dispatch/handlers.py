@@ -1,4 +1,4 @@
-"""What a worker does with a message: as it came, or what a user's function makes of it.
+"""Handlers of a worker: pass a message on as it came, or call a user's function.
 
     handler(message) ─▶ bytes or text: written as they are
                         None:          nothing is written; the message is acknowledged
@@ -55,7 +55,7 @@ def load_handler(text: str) -> Handler:
 
 
 def is_async(handler: Handler) -> bool:
-    """Whether calling it gives something to wait for."""
+    """Return True if a call returns an awaitable."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
@@ -78,7 +78,7 @@ class Threads:
             threading.Thread(target=self._run, name=f"dispatch-handler-{number}", daemon=True).start()
 
     def handle(self, messages: list[bytes]) -> asyncio.Future[list[Outcome]]:
-        """The outcomes of some messages, one after the other in one thread."""
+        """Handle messages one after the other in one thread; return their outcomes."""
         done: asyncio.Future[list[Outcome]] = self._loop.create_future()
         self._work.put((messages, done))
         return done
@@ -109,7 +109,7 @@ def _tell(done: asyncio.Future[list[Outcome]], outcomes: list[Outcome]) -> None:
 
 
 def written(result: Any) -> bytes | None:
-    """A handler's result as it is written; `TypeError` if it cannot be."""
+    """Return a handler's result as it is written; `TypeError` if it cannot be."""
     match result:
         case None:
             return None
@@ -124,7 +124,7 @@ def written(result: Any) -> bytes | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a message was refused."""
+    """Return why a message was refused."""
     if isinstance(error, msgspec.DecodeError):
         return f"bad_json: {error}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

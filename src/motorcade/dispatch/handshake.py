@@ -1,4 +1,4 @@
-"""How a leader and a worker show each other that they know the secret, before anything else is read. Pure.
+"""The handshake in which leader and worker prove that they know the secret, before any other frame. Pure.
 
     leader                         worker
     CHALLENGE, nonce ────────▶ ◀── CHALLENGE, nonce     both as soon as they are connected
@@ -54,11 +54,11 @@ class Handshake:
         self._buffer = b""
 
     def hello(self) -> bytes:
-        """What is sent first."""
+        """Return the first frame."""
         return _HEADER.pack(VERSION, CHALLENGE, NONCE_SIZE) + self._nonce
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be sent; `HandshakeError` says why the connection is to be closed."""
+        """Take bytes, return the answer; `HandshakeError` says why the connection is to be closed."""
         self._buffer += data
         answer = b""
         while not self.done and len(self._buffer) >= _HEADER.size:
@@ -100,6 +100,6 @@ class Handshake:
         return _HEADER.pack(VERSION, PROOF, PROOF_SIZE) + self._proof(self._leads, self._theirs, self._nonce)
 
     def _proof(self, leads: bool, asked: bytes, asking: bytes) -> bytes:
-        """What one side answers to the nonce that it was asked with, together with the nonce that it asks with."""
+        """Return the answer of one side to the other's nonce, together with its own nonce."""
         side = b"leader " if leads else b"worker "
         return hmac.digest(self._secret, _CONTEXT + side + asked + asking, sha256)

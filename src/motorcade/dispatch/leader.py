@@ -459,7 +459,7 @@ class Leader:
         return ids
 
     async def _claim(self) -> None:
-        """What this or an earlier leader has read and not finished, and what a lost reply held."""
+        """Claim what this or an earlier leader has read and not finished, and what a lost reply held."""
         idle = 0.0 if self._claim_all else RECLAIM_IDLE
         self._claim_all = False
         claimed = 0
@@ -601,7 +601,7 @@ class Leader:
         return chosen
 
     async def _store_again(self, ids: list[bytes]) -> None:
-        """Those that have failed; what only found no credit is stored already."""
+        """Store those that have failed; those that only found no credit are stored already."""
         words: list[bytes | int] = [_milliseconds()]
         for id_ in ids:
             history = self.pending.histories.get(id_)
@@ -697,7 +697,7 @@ def _without(batch: ReadBatch, unwanted: Container[bytes]) -> ReadBatch:
 
 
 def _why(group: BaseExceptionGroup[BaseException]) -> str:
-    """What has ended a term; anything else than the ordinary reasons is raised again."""
+    """Return what has ended a term; raise anything else than the ordinary reasons again."""
     expected, others = group.split((TermOverError, StoreError))
     if others is not None:
         raise others

@@ -49,7 +49,7 @@ FORGIVEN: Final = 30.0
 
 
 class LinkState(StrEnum):
-    """What a link is doing."""
+    """The state of a link."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -58,7 +58,7 @@ class LinkState(StrEnum):
 
 
 class Fault(StrEnum):
-    """Why a worker does not have its messages any more."""
+    """The reason why messages are taken back from a worker."""
 
     LOST = "lost"  #: the connection ended
     HUNG = "hung"  #: overdue messages, and no answer at all
@@ -80,16 +80,16 @@ class InflightSend(NamedTuple):
 
 
 class WorkerLinkOwner(Protocol):
-    """What a link tells its leader."""
+    """Callbacks of a link to its leader."""
 
     def answered(self, link: WorkerLink, answers: Answers) -> None:
-        """A worker has answered about messages that it has, or has had."""
+        """Handle answers of a worker about messages that it has, or has had."""
 
     def taken_back(self, link: WorkerLink, ids: Sequence[bytes], fault: Fault, detail: str) -> None:
-        """A worker does not have these any more, and has not done them."""
+        """Handle messages that are taken back from a worker unfinished."""
 
     def changed(self, link: WorkerLink) -> None:
-        """It is connected now, or no longer."""
+        """Handle that it is connected, or no longer."""
 
 
 class WorkerLink:
@@ -291,7 +291,7 @@ class WorkerLink:
             self._forget(sent.popleft())
 
     def _forget(self, sent: InflightSend) -> None:
-        """Nothing of it is with the worker; for a while it may still answer a second time."""
+        """Forget what the worker holds; for a while it may still answer a second time."""
         self.in_flight_bytes -= sent.size_bytes
         self._past.append(sent.ids)
         self._past_ids += len(sent.ids)
@@ -299,7 +299,7 @@ class WorkerLink:
             self._past_ids -= len(self._past.popleft())
 
     def _take(self, ids: list[bytes]) -> bool:
-        """What the worker has answered, it does not have any more. False, and nothing has changed: look one by one."""
+        """Remove what the worker has answered. Return False, with nothing changed, if they need a check one by one."""
         held = self.held
         size = len(held)
         if held.issuperset(ids):
@@ -310,7 +310,7 @@ class WorkerLink:
         return False
 
     def _take_singly(self, answers: Answers) -> tuple[Answers, bool]:
-        """What of the answers is news, and whether one is about a message that the worker never had."""
+        """Return the answers that are new, and whether one is about a message that the worker never had."""
         had: set[bytes] | None = None
         lie = False
 

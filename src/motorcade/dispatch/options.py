@@ -1,4 +1,4 @@
-"""What may be set about dispatchers and workers, and the names of everything they keep in Redis.
+"""Options of dispatchers and workers, and the names of their keys in Redis.
 
 All keys, with the default names, which `[dispatch]` may change and put a prefix before:
 
@@ -113,12 +113,12 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError("remember: must be at least five times ack_timeout")
 
     def key(self, name: str) -> str:
-        """The full name of `published`, `pending`, …"""
+        """Return the full name of `published`, `pending`, …"""
         found: str = self.prefix + getattr(self, name)
         return found
 
     def beside(self, name: str, what: str) -> str:
-        """A key that a cluster keeps at the same place as `key(name)`."""
+        """Return a key in the same slot as `key(name)`."""
         return f"{{{hash_tag(self.key(name))}}}:{what}"
 
     @property
@@ -128,7 +128,7 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def hash_tag(key: str) -> str:
-    """What decides about the place of a key in a cluster."""
+    """Return the part of a key that decides its slot in a cluster."""
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if 0 <= start < end - 1 else key

@@ -19,14 +19,14 @@ MIN_SECRET: Final = 16  #: bytes
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a connection between a leader and a worker needs."""
+    """Secret and TLS of a connection between a leader and a worker."""
 
     secret: bytes = b""  #: empty: none is required
     context: ssl.SSLContext | None = None  #: None: no TLS
 
 
 def leader_security(options: DispatchOptions) -> Security:
-    """What a leader connects with; `ConfigError` says what is wrong."""
+    """Return what a leader connects with; `ConfigError` says what is wrong."""
     if options.tls_cert and not options.tls_ca:
         raise ConfigError("dispatch.tls_ca: a leader with a certificate needs the CA that has signed those of workers")
     if not options.tls_ca:
@@ -37,7 +37,7 @@ def leader_security(options: DispatchOptions) -> Security:
 
 
 def worker_security(options: DispatchOptions) -> Security:
-    """What a worker takes connections with; `ConfigError` says what is wrong."""
+    """Return what a worker accepts connections with; `ConfigError` says what is wrong."""
     if options.tls_ca and not options.tls_cert:
         raise ConfigError("dispatch.tls_cert: a worker needs a certificate of its own for TLS, with tls_key")
     if not options.tls_cert:

@@ -1,4 +1,4 @@
-"""What an operator asks: who leads, who works, what waits, what was given up; and the dead letters' way back."""
+"""Queries of operators: leader, workers, backlog and dead letters; and the retry of dead letters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _registered(calls: Calls, options: DispatchOptions) -> tuple[str, ...]
 
 
 async def _trimmed(calls: Calls, options: DispatchOptions) -> tuple[int, int]:
-    """What the leaders have counted: entries that were trimmed unread, and unfinished."""
+    """Return what the leaders have counted: entries that were trimmed unread, and unfinished."""
     key = options.beside(options.source, "trimmed")
     unread, unfinished = await calls.ask(key, "HMGET", key, "unread", "unfinished")
     return int(unread or 0), int(unfinished or 0)

@@ -1,4 +1,4 @@
-"""What leaders and workers report about themselves; the leader's view is kept in Redis for `dispatch status`."""
+"""Reports of leaders and workers; the leader's view is kept in Redis for `dispatch status`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class RateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What has happened since the last report."""
+    """Counts since the last report."""
 
     messages_per_second: float
     messages: int

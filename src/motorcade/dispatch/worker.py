@@ -445,7 +445,7 @@ class Worker:
         return now - self.beat > self._options.remember / 4
 
     def _advertised(self, port: int) -> str:
-        """Where leaders find this worker: as configured, with the port that it really has."""
+        """Return the address of this worker: as configured, with the port that it really has."""
         name = self._options.advertise or self._options.listen
         host, _, given = name.rpartition(":")
         if not self._options.advertise and host in {"0.0.0.0", "[::]", "*"}:  # noqa: S104 - it is compared, not bound
@@ -489,7 +489,7 @@ class Worker:
 
 
 def _fitting(bodies: list[bytes], most: int, size: int) -> int:
-    """How many fit; one always does."""
+    """Return how many fit; one always does."""
     if len(bodies) <= most and sum(map(len, bodies)) <= size:
         return len(bodies)
     total = 0
@@ -568,7 +568,7 @@ class Wire(asyncio.Protocol):
                 self.data_received(handshake.rest)
 
     def _join(self) -> None:
-        """The leader may send messages."""
+        """Let a leader send messages."""
         transport = self._transport
         if transport is None:
             return

@@ -25,19 +25,19 @@ class Chance:
         self._state = int.from_bytes(raw, "big")
 
     def number(self) -> float:
-        """The next one, from 0 up to but without 1."""
+        """Return the next number, from 0 up to but without 1."""
         self._state = mixed = (self._state + _STEP) & _MASK
         mixed = ((mixed ^ (mixed >> 30)) * _MIX_1) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * _MIX_2) & _MASK
         return ((mixed ^ (mixed >> 31)) >> 11) * _FRACTION
 
     def between(self, low_high: tuple[float, float]) -> float:
-        """A number of a range; a range of one number costs no draw."""
+        """Return a number of a range; a range of one number costs no draw."""
         low, high = low_high
         return low if low == high else low + (high - low) * self.number()
 
     def happens(self, share: float) -> bool:
-        """True for this share of the calls; for 0 and 1 without a draw."""
+        """Return True for this share of the calls; for 0 and 1 without a draw."""
         if share <= 0.0:
             return False
         return share >= 1.0 or self.number() < share

@@ -80,7 +80,7 @@ class FleetOptions:
             raise FleetError("max_received is at least 2, max_connecting at least 1, and rate not negative")
 
     def all_vins(self) -> Iterator[str]:
-        """The VINs of all vehicles, in order."""
+        """Return the VINs of all vehicles, in order."""
         if self.vins:
             yield from self.vins
             return
@@ -165,7 +165,7 @@ class Fleet:
         addresses: list[tuple[str, int]],
         timeout: float,  # noqa: ASYNC109 - one word for all who wait here
     ) -> None:
-        """One vehicle first: a wrong address or password is told at once, and not thousands of times."""
+        """Connect one vehicle first: a wrong address or password is reported at once, and not thousands of times."""
         for self._address in addresses:
             scout.trouble = ""
             scout.come()
@@ -186,7 +186,7 @@ class Fleet:
         return list(dict.fromkeys((str(entry[4][0]), port) for entry in found))
 
     async def stop(self, leave: Leave = Leave.GOODBYE) -> None:
-        """All go, in this way. Nothing of the fleet runs afterwards; what it has received can still be looked at."""
+        """Disconnect all, in this way. Nothing of the fleet runs afterwards; what it has received stays readable."""
         if not self._started or self._stopped:
             return
         self._stopped = self.now()
@@ -237,12 +237,12 @@ class Fleet:
         return list(self.vehicles)
 
     def behave(self, behaviour: Behaviour, vins: Iterable[str] | None = None) -> None:
-        """These vehicles (all, if not said) behave so from now on."""
+        """Change the behaviour of these vehicles (default: all)."""
         for vin in self.vehicles if vins is None else vins:
             self.vehicles[vin].behave(behaviour)
 
     def figures(self) -> FleetFigures:
-        """A copy of all counts."""
+        """Return a copy of all counts."""
         end = self._stopped or (self.now() if self._started else 0.0)
         kinds = {name: copy.copy(tally) for name, tally in self._tallies.items()}
         return FleetFigures(end - self._started, kinds, dict(self._troubles))
@@ -283,11 +283,11 @@ class Fleet:
         return self.loop.time()
 
     def prefix_of(self, vin: str) -> str:
-        """What stands before the request id in topics of this vehicle."""
+        """Return the part before the request id in topics of this vehicle."""
         return self._prefix.replace("{VIN}", vin)
 
     def shared(self, digest: bytes) -> bytes:
-        """The same digest; one object for all who get the same payload."""
+        """Return the same digest as one object for all vehicles that get the same payload."""
         if len(self._digests) > _MAX_DIGESTS:
             self._digests.clear()
         return self._digests.setdefault(digest, digest)
@@ -333,7 +333,7 @@ class Fleet:
         self._let_in()
 
     def settled(self) -> None:
-        """A vehicle that was let in has arrived, or has failed."""
+        """Note that a connection attempt has succeeded or failed."""
         self._connecting -= 1
         if self._line:
             self._let_in_soon(0.0)
@@ -377,7 +377,7 @@ class Fleet:
             vehicle.could_not_open(link, f"cannot connect: {_cause(error)}")
 
     def _local_address(self, vehicle: Vehicle) -> tuple[str, int] | None:
-        """One address has some 28 000 ports for outgoing connections; on loopback (Linux) there are other addresses."""
+        """Choose a local address: one has some 28 000 outgoing ports; on loopback (Linux) there are others."""
         if (
             len(self.vehicles) <= _PER_ADDRESS
             or self._address[0] != "127.0.0.1"

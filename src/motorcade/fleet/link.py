@@ -24,28 +24,28 @@ _DISCONNECT = b"\xe0\0"
 
 
 class LinkOwner(Protocol):
-    """Who has the connection."""
+    """The owner of a connection."""
 
     def opened(self, link: VehicleLink) -> None:
-        """It stands; CONNECT may be sent."""
+        """Handle the open connection: CONNECT may be sent."""
 
     def heard(self, link: VehicleLink) -> None:
         """Bytes came."""
 
     def message(self, link: VehicleLink, message: Publish) -> None:
-        """A PUBLISH came."""
+        """Handle a PUBLISH."""
 
     def packet(self, link: VehicleLink, packet: Packet) -> None:
         """Another packet came."""
 
     def answered(self, link: VehicleLink, record: Received) -> None:
-        """The answer to a message was written."""
+        """Handle that the answer to a message was written."""
 
     def broken(self, link: VehicleLink, error: ProtocolError) -> None:
-        """The broker broke the rules; the connection is closed after this."""
+        """Handle a protocol error of the broker; the connection is closed after this."""
 
     def closed(self, link: VehicleLink, error: Exception | None) -> None:
-        """It has ended, whoever ended it. The last call."""
+        """Handle the end, whichever side ended it. The last call."""
 
 
 class VehicleLink(asyncio.BufferedProtocol):
@@ -80,11 +80,11 @@ class VehicleLink(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether something sent now may arrive."""
+        """Return True if something sent now may arrive."""
         return not self.silent and self._transport is not None and not self._transport.is_closing()
 
     def send(self, data: bytes) -> bool:
-        """Whether the bytes were handed over."""
+        """Write bytes; return True if they were handed over."""
         if self.silent or self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(data)

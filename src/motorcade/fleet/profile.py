@@ -1,4 +1,4 @@
-"""Who behaves how: behaviours, profiles that mix them, and profiles from files.
+"""Behaviours of vehicles, profiles that mix them, and profiles from files.
 
 A behaviour is what one vehicle does; it may be changed while the vehicle runs. A profile gives names and shares to
 behaviours. A file of one's own is TOML with one table per kind of vehicle:
@@ -42,7 +42,7 @@ class FleetError(MotorcadeError):
 
 
 class Leave(StrEnum):
-    """How a vehicle goes when it goes."""
+    """The way in which a vehicle disconnects."""
 
     GOODBYE = auto()  #: DISCONNECT, then the connection is closed
     RESET = auto()  #: the connection ends at once, as when the modem loses power
@@ -50,7 +50,7 @@ class Leave(StrEnum):
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one vehicle does. Times are seconds, shares go from 0 to 1."""
+    """The behaviour of one vehicle. Times are seconds, shares go from 0 to 1."""
 
     heartbeat: float = _MINUTE  #: between two heartbeats; 0: none
     answer: Range = (0.0, 0.0)  #: from a message to its PUBACK
@@ -89,11 +89,11 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def stays(self) -> bool:
-        """Whether it never leaves by itself."""
+        """Return True if it never leaves by itself."""
         return self.awake[1] <= 0
 
     def at_speed(self, speed: float) -> Behaviour:
-        """The same, with shorter days: only `awake` and `asleep`, for the broker's own times do not change."""
+        """Return a copy with shorter days: only `awake` and `asleep`, for the broker's own times do not change."""
         if speed == 1.0:
             return self
         (wake_low, wake_high), (sleep_low, sleep_high) = self.awake, self.asleep
@@ -120,7 +120,7 @@ class Profile:
     about: str = ""  #: a sentence
 
     def assign(self, count: int) -> Iterator[VehicleKind]:
-        """A kind for each of `count` vehicles; every stretch of them has about the shares of the whole."""
+        """Choose a kind for each of `count` vehicles; every stretch of them has about the shares of the whole."""
         total = sum(kind.share for kind in self.kinds)
         credit = [0.0] * len(self.kinds)
         for _ in range(count):
@@ -132,7 +132,7 @@ class Profile:
 
 
 def profile_of(behaviour: Behaviour, name: str = "own") -> Profile:
-    """A profile in which everybody behaves the same."""
+    """Return a profile in which all vehicles behave the same."""
     return Profile(name, (VehicleKind(name, behaviour),))
 
 
@@ -172,7 +172,7 @@ PROFILES: dict[str, Profile] = {
 
 
 class _KindTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a table of a file says besides the behaviour."""
+    """The keys of a profile table besides the behaviour."""
 
     share: float = 1.0
     like: str = "steady"
@@ -183,7 +183,7 @@ _KEYS = (*_OWN_KEYS, *Behaviour.__struct_fields__)
 
 
 def find_profile(text: str) -> Profile:
-    """The profile of this name, or of the file at this path."""
+    """Find the profile of this name, or of the file at this path."""
     if text in PROFILES:
         return PROFILES[text]
     path = Path(text)
@@ -193,7 +193,7 @@ def find_profile(text: str) -> Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """A profile from a TOML file."""
+    """Read a profile from a TOML file."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

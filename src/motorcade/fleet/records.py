@@ -1,4 +1,4 @@
-"""What happened to a fleet, exactly: one `Received` per PUBLISH that came, and counts per kind of vehicle.
+"""Records of a fleet: one `Received` per PUBLISH that came, and counts per kind of vehicle.
 
 A test that judges loss and duplicates looks at `Vehicle.received`. Nothing is merged or left out there: a message that
 comes twice is there twice, each time with the connection it came by, its packet id and what was answered when.
@@ -35,13 +35,13 @@ class Received:
 
     @property
     def acked(self) -> bool:
-        """Whether it was acknowledged, and not refused."""
+        """Return True if it was acknowledged, and not refused."""
         return self.reason is not None and self.reason < 0x80
 
 
 @dataclass(slots=True)
 class VehicleCounts:
-    """What the vehicles of one kind have done."""
+    """Counts of the vehicles of one kind."""
 
     vehicles: int = 0
     online: int = 0  #: connected and subscribed now

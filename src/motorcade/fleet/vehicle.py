@@ -61,7 +61,7 @@ _SUBSCRIBE_ID = 1  # a vehicle subscribes to one filter, and publishes without p
 
 
 class VehicleState(StrEnum):
-    """Where a vehicle is in its life."""
+    """The state of a vehicle."""
 
     PARKED = auto()
     ASLEEP = auto()
@@ -143,7 +143,7 @@ class Vehicle:
 
     @property
     def unanswered(self) -> list[Received]:
-        """What came by the present connection and has not been answered."""
+        """Return what came by the present connection and has not been answered."""
         waiting = self.link.unanswered if self.link is not None else None
         return list(waiting.values()) if waiting else []
 
@@ -196,7 +196,7 @@ class Vehicle:
     # --- coming -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first breath: somewhere in its day."""
+        """Start somewhere in its day."""
         behaviour = self.behaviour
         if not behaviour.stays:
             awake, asleep = self._life.between(behaviour.awake), self._life.between(behaviour.asleep)
@@ -213,7 +213,7 @@ class Vehicle:
         self._fleet.admit(self)
 
     def open(self) -> VehicleLink:
-        """The fleet lets it in; the connection that is to be opened."""
+        """Start to connect; return the connection that is to be opened."""
         self._enter(VehicleState.CONNECTING)
         self.connections += 1
         self._opening = VehicleLink(self, self.connections, self.version, self._fleet.view)
@@ -296,7 +296,7 @@ class Vehicle:
     # --- being there --------------------------------------------------------------------------------------------------
 
     def _plan_day(self, now: float) -> None:
-        """When it leaves, and its first heartbeat: somewhere in the period, so that a fleet does not beat as one."""
+        """Choose when it leaves, and its first heartbeat: anywhere in the period, so that heartbeats are spread."""
         behaviour = self.behaviour
         self._leave_at = _NEVER if behaviour.stays else now + self._life.between(behaviour.awake)
         self._beat_at = now + behaviour.heartbeat * self._life.number() if behaviour.heartbeat else _NEVER
@@ -314,7 +314,7 @@ class Vehicle:
         self._timer = self._fleet.loop.call_at(due, self._due)
 
     def _doubt_at(self) -> float:
-        """When the broker is asked whether it is there, or given up if it was asked: keep alive counts both ways."""
+        """Return when to send PINGREQ, or to give the broker up after one: keep alive counts both ways."""
         if not self._keep_alive:
             return _NEVER
         return (self._pinged_at or min(self._sent_at, self._heard_at)) + self._keep_alive
@@ -516,7 +516,7 @@ class Vehicle:
         self._try_again(why)
 
     def _try_again(self, why: str) -> None:
-        """It was refused or lost: tell why, and come back after a while, later each time."""
+        """Retry after a refusal or loss: note the reason and back off, longer each time."""
         self.trouble = why
         self._said = ""
         self._fleet.trouble(why)

@@ -1,4 +1,4 @@
-"""How answers look: JSON made by msgspec, errors as `{"code", "message"}`, request bodies within a bound."""
+"""Responses and requests: JSON made by msgspec, errors as `{"code", "message"}`, bodies within a bound."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _CODES = {
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """A value as JSON."""
+    """Answer a value as JSON."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def listing(data: Sequence[T], *, count: int | None = None, cursor: str | None = None) -> Response:
-    """A list, with how many there are in all and where the next page begins."""
+    """Answer a list, with the total count and the cursor of the next page."""
     meta = {"count": len(data) if count is None else count, "cursor": cursor}
     return answer({"data": data, "meta": meta})
 
@@ -59,14 +59,14 @@ def first_of(found: Sequence[T], limit: int, key: Callable[[T], str]) -> Respons
 
 
 def refusal(status: HTTPStatus, message: str, headers: dict[str, str] | None = None) -> Response:
-    """An error."""
+    """Answer an error."""
     code = _CODES.get(status, status.name)
     body = msgspec.json.encode({"code": code, "message": without_secrets(message)})
     return Response(body, status.value, headers, media_type="application/json")
 
 
 async def body(request: Request, kind: type[T], most: int = MAX_BODY) -> T:
-    """The checked body of a request; an empty one counts as `{}`."""
+    """Read and check the body of a request; an empty one counts as `{}`."""
     raw = bytearray()
     try:
         async for part in request.stream():
@@ -84,7 +84,7 @@ async def body(request: Request, kind: type[T], most: int = MAX_BODY) -> T:
 
 
 def number(request: Request, name: str, default: int, least: int, most: int) -> int:
-    """A number of the query, within its bounds."""
+    """Read a number of the query, within its bounds."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
         raise HTTPException(
@@ -97,7 +97,7 @@ def number(request: Request, name: str, default: int, least: int, most: int) -> 
 
 
 def told(endpoint: Endpoint) -> Endpoint:
-    """What a plugin says is wrong is the caller's mistake (400), unless it is about the thing or the store."""
+    """Answer errors of a plugin: 400, but 404 and 409 as everywhere, and 503 for the store."""
 
     @wraps(endpoint)
     async def told_(request: Request) -> Response:
@@ -114,7 +114,7 @@ def told(endpoint: Endpoint) -> Endpoint:
 
 
 async def on_http_error(_request: Request, error: Exception) -> Response:
-    """Raised by the routes, or by the router for an unknown path or method."""
+    """Answer what the routes raise, or the router for an unknown path or method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
     status = HTTPStatus(error.status_code)
     message = NO_ROUTE if error.detail == HTTPStatus.NOT_FOUND.phrase else error.detail
@@ -122,18 +122,18 @@ async def on_http_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_refused(_request: Request, error: Exception) -> Response:
-    """The broker said no, and why."""
+    """Answer a refusal of the broker, with its reason."""
     status = HTTPStatus.NOT_FOUND if isinstance(error, NotFoundError | UnknownError) else HTTPStatus.CONFLICT
     return refusal(status, str(error))
 
 
 async def on_busy(_request: Request, error: Exception) -> Response:
-    """The broker did not answer."""
+    """Answer that the broker did not respond in time."""
     return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": RETRY_AFTER})
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """Something nobody thought of: the log has it (the traceback by uvicorn), the caller hears that it happened."""
+    """Answer an unexpected error: the log has it (the traceback by uvicorn), the caller hears that it happened."""
     log.error("http_request_failed", method=request.method, path=request.url.path, error=repr(error))
     return refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "something went wrong; the log of the node says what")
 

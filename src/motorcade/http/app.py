@@ -19,7 +19,7 @@ from motorcade.http.paths import Segments
 def make_app(
     control: Control, loop: asyncio.AbstractEventLoop, token: Token = OPEN, hosts: Iterable[str] | None = None
 ) -> Starlette:
-    """The application for a broker that runs in `loop`. `hosts`: names to answer to, None is any."""
+    """Make the application for a broker that runs in `loop`. `hosts`: names to answer to, None is any."""
     bridge = Bridge(loop)
     return Starlette(
         routes=[*health.routes(control, bridge), *metrics.routes(control, bridge), *api.routes(control, bridge)],

@@ -28,11 +28,11 @@ class Bridge:
         self._loop = loop
 
     async def call(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a method of `Control` in the broker's loop, with ordinary patience."""
+        """Run a method of `Control` in the broker's loop, with the ordinary time-out."""
         return await self._run(method(*args, **kwargs), PATIENCE)
 
     async def call_slow(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Likewise, for what may take a while."""
+        """Run a method of `Control` in the broker's loop, with a longer time-out."""
         return await self._run(method(*args, **kwargs), LONG_PATIENCE)
 
     async def _run(self, work: Coroutine[Any, Any, T], patience: float) -> T:

@@ -1,4 +1,4 @@
-"""Who may ask. Stands before every route.
+"""Authorisation of requests. Comes before every route.
 
     Host      on loopback only names of this machine are answered, so that a web page cannot reach the node through a
               name of its own that it points to 127.0.0.1 (DNS rebinding)
@@ -32,7 +32,7 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Token(NamedTuple):
-    """What callers must show."""
+    """The bearer token that callers must send."""
 
     text: str = ""
     file: Path | None = None  #: where the node has written it itself
@@ -43,7 +43,7 @@ OPEN = Token(required=False)  #: only for loopback
 
 
 def has_token(request: Request) -> bool:
-    """Whether the caller has shown the token."""
+    """Return True if the caller has sent the token."""
     return request.scope.get("state", {}).get("token") is True
 
 
@@ -91,7 +91,7 @@ class Guard:
 
 
 def _is_page_of(host: str, origin: str) -> bool:
-    """Whether an Origin header names this site."""
+    """Return True if an Origin header names this site."""
     try:
         site = urlsplit(origin).netloc
     except ValueError:
@@ -100,7 +100,7 @@ def _is_page_of(host: str, origin: str) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
+    """Return the name in a Host header, without port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()

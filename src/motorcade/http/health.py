@@ -17,7 +17,7 @@ from motorcade.http.bridge import Bridge
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """The probes."""
+    """Return the routes of the probes."""
 
     async def healthz(_request: Request) -> Response:
         """Alive: restart the node if this fails. It fails (503) when the broker's loop does not answer."""

@@ -25,7 +25,7 @@ PREFIX = "motorcade_"
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """The scrape."""
+    """Return the route of the scrape."""
 
     async def metrics(_request: Request) -> Response:
         statistics = await bridge.call(control.statistics)
@@ -35,7 +35,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
 
 def families(statistics: Statistics) -> Iterator[Family]:
-    """Everything the node counts."""
+    """Return all metric families of the node."""
     yield gauge("build_info", "Always 1; the version is in the label.", [({"version": __version__}, 1)])
     figures = statistics.figures
     for name, key, text in _GAUGES:
@@ -138,7 +138,7 @@ _BOTH_WAYS = (
 
 
 def _store_families(statistics: Statistics) -> Iterator[Family]:
-    """The writer as of now; counts and sizes as of the last round of housekeeping, none before the first."""
+    """Return the store's metrics: the writer as of now, counts and sizes as of the last housekeeping, if any."""
     store, condition, sweeps = statistics.store, statistics.condition, statistics.sweeps
     if condition is not None:
         engine = {"engine": condition.engine}
@@ -202,7 +202,7 @@ def _lag_family(lag: Lag) -> Family:
 
 
 def process_families() -> Iterator[Family]:
-    """What every process has, under the names that Prometheus' own clients use."""
+    """Return metrics of the process, under the names that Prometheus' own clients use."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds = usage.ru_utime + usage.ru_stime
     yield Family("process_cpu_seconds_total", "counter", "CPU time of the process.", [("", {}, seconds)])
@@ -217,7 +217,7 @@ def process_families() -> Iterator[Family]:
 
 
 def render(metrics: Iterable[Family]) -> str:
-    """The page. Families without samples are left out; of two with one name, the first is shown."""
+    """Render the page. Families without samples are left out; of two with one name, the first is shown."""
     lines: list[str] = []
     names: set[str] = set()
     for family in metrics:

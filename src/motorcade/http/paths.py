@@ -49,5 +49,5 @@ class Segments:
 
 
 def _normal(raw: bytes) -> str:
-    """The path with every segment escaped in one way, however it was sent."""
+    """Return the path with every segment escaped in one way, however it was sent."""
     return "/".join(quote(unquote_to_bytes(segment).decode(), safe="") for segment in raw.split(b"/"))

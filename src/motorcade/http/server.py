@@ -135,7 +135,7 @@ class HttpServer:
         )
 
     def _run(self, server: _Server, sockets: list[socket.socket]) -> None:
-        """The thread."""
+        """Run the server in its thread."""
         try:
             asyncio.run(server.serve(sockets))
         except Exception:
@@ -171,7 +171,7 @@ class _Protocol(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether it is the client's turn: to send the rest of a request, or to take an answer."""
+        """Return True if the client must act: send the rest of a request, or read a response."""
         return self.stuck_since is not None or self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def is_overdue(self, now: float) -> bool:
@@ -228,7 +228,7 @@ def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Return True if only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -26,7 +26,7 @@ _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def own_token(data: Path) -> str:
-    """The token in a node's data folder; made if there is none. `ConfigError` if it cannot be written."""
+    """Return the token in a node's data folder; make one if there is none. `ConfigError` if it cannot be written."""
     path = data / NAME
     try:
         found = read_token(path)
@@ -44,12 +44,12 @@ def own_token(data: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """What a token file says; empty if there is none, or one that others could have read or written."""
+    """Read a token file; empty if there is none, or if others could have read or written it."""
     return _read(path)[0]
 
 
 def _read(path: Path) -> tuple[str, int]:
-    """The token in a file, and the user that it belongs to."""
+    """Return the token in a file, and the user that owns the file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -92,7 +92,7 @@ def point(address: str, data: Path) -> Path | None:
 
 
 def find_token(address: str, environ: Mapping[str, str], data: Iterable[Path] = ()) -> str:
-    """The token for a node at `HOST:PORT` on this machine; empty if none is found.
+    """Find the token for a node at `HOST:PORT` on this machine; empty if none is found.
 
     Where the node has left a pointer, else in these data folders. While a node is down, another user could listen in
     its place: where the system tells, a token is not found for a port that others than its owner and root listen on.

@@ -81,7 +81,7 @@ MAX_PACKET = 1 + 4 + MAX_VARINT  #: bytes of the largest packet that MQTT can sa
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """What a peer may put into one packet, apart from its size."""
+    """Limits on the contents of one packet, apart from its size."""
 
     max_user_properties: int = 64  #: in one packet (a will counts on its own); 0 is unlimited
 
@@ -138,7 +138,7 @@ _NO_LOCAL, _RETAIN_AS_PUBLISHED, _RETAIN_HANDLING_SHIFT, _OPTIONS_RESERVED = 0x0
 
 
 def sayable(packet: int, reason: ReasonCode) -> ReasonCode:
-    """The reason, or the nearest one that a packet of this type may carry in MQTT 5: plugins may give any."""
+    """Return the reason, or the nearest one that a packet of this type may carry in MQTT 5: plugins may give any."""
     if reason in _REASONS[packet]:
         return reason
     if reason < 0x80:
@@ -151,7 +151,7 @@ def sayable(packet: int, reason: ReasonCode) -> ReasonCode:
 
 
 def encode(packet: Packet, version: int) -> bytes:
-    """The bytes of `packet`; ValueError if it cannot be said. A CONNECT is written in its own version."""
+    """Encode a packet; ValueError if it has no encoding. A CONNECT is written in its own version."""
     return _ENCODERS[type(packet)](packet, version)
 
 
@@ -393,7 +393,7 @@ class Decoder:
         self._error: ProtocolError | None = None
 
     def feed(self, data: bytes) -> list[Packet]:
-        """All packets that `data` completes."""
+        """Return all packets that `data` completes."""
         if self._error is not None:
             raise self._error
         try:
@@ -422,7 +422,7 @@ class Decoder:
 
 
 def decode(first: int, body: bytes, version: int, limits: DecodeLimits = DEFAULT) -> Packet:
-    """The packet with first byte `first` and everything after the remaining length in `body`.
+    """Decode the packet with first byte `first` and everything after the remaining length in `body`.
 
     `version` is not looked at for a CONNECT, which names its own.
     """

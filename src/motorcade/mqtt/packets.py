@@ -20,7 +20,7 @@ V31, V311, V5 = 3, 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the server publishes for a client that goes without saying goodbye."""
+    """The message that the server publishes for a client that ends without DISCONNECT."""
 
     topic: str
     payload: bytes

@@ -82,7 +82,7 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """How one field of `Properties` is written, and who may carry it (table 2-4)."""
+    """The encoding of one field of `Properties`, and the packets that may carry it (table 2-4)."""
 
     id: int
     name: str
@@ -135,7 +135,7 @@ _NOT_ZERO = (0x21, 0x27)  # receive maximum, maximum packet size
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """The properties with their length in front; by ascending identifier, user properties in their own order."""
+    """Encode properties with their length in front; by ascending identifier, user properties in their own order."""
     if properties is NONE:
         return b"\0"
     parts: list[bytes] = []
@@ -168,7 +168,7 @@ def _append(parts: list[bytes], wire: _Wire, value: Any) -> None:
 
 
 def decode_properties(body: bytes, at: int, packet: int, max_user_properties: int) -> tuple[Properties, int]:
-    """The properties at `at` of a packet of type `packet` (or WILL), and the position after them."""
+    """Decode the properties at `at` of a packet of type `packet` (or WILL); return them and the position after them."""
     length, at = read_varint(body, at, "property length")
     if not length:
         return NONE, at

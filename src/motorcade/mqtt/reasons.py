@@ -1,4 +1,4 @@
-"""How a reason code is said to clients of each version, and the error that carries one.
+"""Reason codes as clients of each version get them, and the error that carries one.
 
 MQTT 3 has five CONNACK return codes and one SUBACK failure code; everything else it hears as a closed connection.
 """
@@ -37,5 +37,5 @@ _CONNACK_V3 = {
 
 
 def connack_code_v3(reason: ReasonCode) -> int | None:
-    """The return code of an MQTT 3 CONNACK, or None if the connection is just closed."""
+    """Return the code of an MQTT 3 CONNACK, or None if the connection is just closed."""
     return _CONNACK_V3.get(reason)

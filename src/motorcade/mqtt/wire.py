@@ -14,12 +14,12 @@ MAX_LENGTH = 65_535  #: bytes of a string or of binary data
 
 
 def malformed(detail: str) -> ProtocolError:
-    """The bytes cannot be read."""
+    """Return the error for bytes that cannot be decoded."""
     return ProtocolError(ReasonCode.MALFORMED_PACKET, detail)
 
 
 def violation(detail: str) -> ProtocolError:
-    """The bytes can be read, but say what the protocol does not allow."""
+    """Return the error for bytes that can be decoded, but break the protocol."""
     return ProtocolError(ReasonCode.PROTOCOL_ERROR, detail)
 
 
@@ -75,7 +75,7 @@ def binary(data: bytes) -> bytes:
 
 
 def read_byte(body: bytes, at: int, field: str) -> tuple[int, int]:
-    """One byte."""
+    """Read one byte."""
     if at >= len(body):
         raise malformed(f"packet ends before {field}")
     return body[at], at + 1

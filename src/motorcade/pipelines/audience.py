@@ -119,7 +119,7 @@ _ARROW: Final = pa.schema(
 
 
 def chosen(spark: SparkSession, sql: str) -> DataFrame:
-    """The audience that a query names: its column `vin`.
+    """Return the audience that a query selects: its column `vin`.
 
     Other statements would be carried out before anybody could refuse them.
     """
@@ -132,7 +132,7 @@ def chosen(spark: SparkSession, sql: str) -> DataFrame:
 
 
 def audience(frame: DataFrame) -> DataFrame:
-    """The column `vin` of a frame, as text that is not too long to be held."""
+    """Return the column `vin` of a frame, as text of bounded length."""
     types = {one.name: one.dataType for one in frame.schema.fields}
     if VIN not in types:
         raise PipelineError(f"the query has no column `vin` but {', '.join(types)}; write `SELECT … AS vin`")
@@ -158,7 +158,7 @@ def planned(
     partitions: int | None = None,
     run: str | None = None,
 ) -> DataFrame:
-    """Encoded batches of an audience, and what in it is no VIN; see `SCHEMA`.
+    """Return encoded batches of an audience, and what in it is no VIN; see `SCHEMA`.
 
     Evaluated twice, the batches are others: keep the result, and send that. `partitions` None lets Spark put small
     shares together; `run` begins the ids of the batches.
@@ -172,7 +172,7 @@ def planned(
 def _share(
     columns: Iterator[pa.RecordBatch], order: Order, size: int, check_digit: bool, run: str
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: all rows whose VINs have fallen to it."""
+    """Encode, in a task, all rows whose VINs belong to its partition."""
     tally = VinTally(MAX_DIFFERENT)
     for batch in columns:
         tally.add(batch.column(0))
@@ -218,7 +218,7 @@ def _record(**columns: Any) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class AudienceCounts:
-    """What an audience comes to."""
+    """Counts of an audience."""
 
     rows: int = 0  #: of the query
     vehicles: int = 0
@@ -234,7 +234,7 @@ class AudienceCounts:
 
 
 def counted(plan: DataFrame) -> AudienceCounts:
-    """What a plan (`planned`) comes to."""
+    """Count a plan (`planned`)."""
     found = (
         plan.groupBy("kind", "reason")
         .agg(
@@ -264,7 +264,7 @@ def counted(plan: DataFrame) -> AudienceCounts:
 
 
 def dry_run(order: Order, counts: AudienceCounts, pending: int | None) -> dict[str, Any]:
-    """What sending it would come to; `pending` as `pending_of` counts it, None if nobody has looked."""
+    """Count what sending would do; `pending` as `pending_of` counts it, None if it was not counted."""
     published = order.size_bytes(counts.batches, counts.size_bytes, copies=max(1, counts.tasks))
     topic = len(FanoutConfig().topic_of(make_vin(0), order.request_id).encode())
     single = order.bytes_one_by_one(counts.vehicles, topic)
@@ -365,7 +365,7 @@ def sharing(spark: SparkSession, partitions: int) -> SparkSession:
 
 @contextmanager
 def _settings_kept(spark: SparkSession) -> Iterator[None]:
-    """What `sharing` sets is as before in the end. (A session of its own would not know the source `motorcade`.)"""
+    """Restore what `sharing` sets. (A session of its own would not know the source `motorcade`.)"""
     before = {key: spark.conf.get(key, None) for key in (*_SHARING, _PARTITIONS)}
     try:
         yield
@@ -403,7 +403,7 @@ def _counts_of(spark: SparkSession, place: Path) -> AudienceCounts:
 
 
 def _keep_invalid(spark: SparkSession, found: Path, folder: RunDir) -> None:
-    """What is no VIN, in one file, for people to look at."""
+    """Write what is no VIN into one file, for people to look at."""
     place = folder.part("invalid")
     _remove(place)
     if found.exists():
@@ -437,7 +437,7 @@ def sending(
     rate: float | None = None,
     connections: int | None = None,
 ) -> DataStreamWriter:
-    """The query that sends a plan; `broker` are options of the fan-out writer, its URL (`fanout`) among them."""
+    """Return the query that sends a plan; `broker` are options of the fan-out writer, its URL (`fanout`) among them."""
     tasks = connections or max(1, min(CONNECTIONS, spark.sparkContext.defaultParallelism))
     frame = (
         spark.readStream.schema(ENCODED)
@@ -457,7 +457,7 @@ def sending(
 
 
 def progress(folder: RunDir, counts: AudienceCounts) -> dict[str, int]:
-    """How far the sending of a plan is, by what the broker has answered."""
+    """Return the progress of sending a plan, by what the broker has answered."""
     sent: SendCounts = noted(folder.part("figures"))
     figures = sent.figures
     return {

@@ -52,7 +52,7 @@ _FINAL: Final = [state.value for state in State if state in FINAL]
 
 
 class Problem(StrEnum):
-    """What is wrong with a delivery."""
+    """The problem of a delivery."""
 
     LOST = auto()  #: no final receipt, and not in its mailbox
     SEVERAL_FINALS = auto()  #: different final receipts
@@ -79,7 +79,7 @@ def audit(
     since: datetime | None = None,
     upto: int | None = None,
 ) -> DataFrame:
-    """Every delivery that is not in exactly one final or pending state, with its problem: no rows if all is well.
+    """Return deliveries that are not in exactly one final or pending state, with the problem; no rows if all is well.
 
     `receipts` are records of the stream, `pending` entries of mailboxes, both as the source gives them, whole.
 
@@ -102,7 +102,7 @@ def judged(
     since: datetime | None = None,
     upto: int | None = None,
 ) -> DataFrame:
-    """One row per delivery with its `outcome`: a final state, `pending`, `unjudged`, or a `Problem`."""
+    """Return one row per delivery with its `outcome`: a final state, `pending`, `unjudged`, or a `Problem`."""
     rows = receipts_.read(receipts, request).where(F.col("reason") != LATE_ACK)  # those change no state
     if request is not None:
         rows = rows.where(~F.col("readable") | (F.col("request_id") == request))
@@ -124,7 +124,7 @@ def judged(
 
 
 def _told(rows: DataFrame) -> DataFrame:
-    """What the receipts say, by delivery; and a row for each record that is no receipt."""
+    """Return what the receipts say, by delivery; and a row for each record that is no receipt."""
     accepted = F.col("state") == State.ACCEPTED.value
     keys = {
         "delivery_id": F.when(F.col("readable"), F.col("delivery_id")),
@@ -146,7 +146,7 @@ def _told(rows: DataFrame) -> DataFrame:
 
 
 def _waiting(pending: DataFrame) -> DataFrame:
-    """What the mailboxes say."""
+    """Return what the mailboxes say."""
     vin = F.expr(f"substring(owner, {len(ENTRIES) + 1})")
     return pending.where(F.col("owner").startswith(ENTRIES)).select(
         F.concat_ws(".", vin, F.col("position").cast("string")).alias("delivery_id"),
@@ -174,7 +174,7 @@ def _outcome(since: datetime | None) -> Column:
 
 
 def _or_none(column: str) -> Column:
-    """A list of states that is never null."""
+    """Return a list of states that is never null."""
     return F.coalesce(column, F.array().cast("array<string>"))
 
 
@@ -183,7 +183,7 @@ def _or_none(column: str) -> Column:
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """What an audit has found."""
+    """The findings of an audit."""
 
     outcomes: dict[str, int]  #: deliveries by outcome
     findings: list[dict[str, Any]] = field(default_factory=list)  #: the first `MAX_LISTED`
@@ -192,12 +192,12 @@ class AuditVerdict:
 
     @property
     def unknown(self) -> bool:
-        """Whether there is nothing of the request that it was asked about: a mistyped name is not clean."""
+        """Return True if there is nothing of the request: a mistyped name is not clean."""
         return self.request is not None and not self.outcomes
 
     @property
     def wrong(self) -> int:
-        """How many findings there are."""
+        """Return the number of findings."""
         return sum(self.outcomes.get(problem, 0) for problem in Problem)
 
     @property
@@ -267,7 +267,7 @@ def run(
 
 
 class _Span(NamedTuple):
-    """What there is of the stream, before anything else is looked at."""
+    """The offsets of the stream before anything else is read."""
 
     since: datetime | None
     upto: int
@@ -289,7 +289,7 @@ def _span(store: str) -> _Span:
 
 
 def _look(spark: SparkSession, store: str, request: str | None, span: _Span) -> DataFrame:
-    """All deliveries as they are now, judged; kept, so that it is the same whenever it is asked for."""
+    """Judge all deliveries as they are now; the frame is cached, so that every query sees the same."""
     mailboxes = _reading(spark, store).option("mailboxes", ENTRIES).schema(COLUMNS).load()
     pending = mailboxes.localCheckpoint()  # before any receipt is read
     stream = _reading(spark, store).option("stream", RECEIPTS).option("if_missing", "empty")

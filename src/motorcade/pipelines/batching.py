@@ -33,7 +33,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 class Wrong(StrEnum):
-    """Why a text is no VIN."""
+    """The reason why a text is no VIN."""
 
     MISSING = auto()  #: null, or empty
     WRONG_CHARACTER = auto()
@@ -145,7 +145,7 @@ def byte_matrix(texts: pa.StringArray) -> ByteArray:
 
 
 def reason_of(text: str | None, *, check_digit: bool = False) -> tuple[Wrong, str] | None:
-    """Why a text is no VIN, and the words for it; None if it is one."""
+    """Return why a text is no VIN, and a sentence about it; None if it is one."""
     if not text:
         return Wrong.MISSING, "there is no VIN"
     try:
@@ -170,7 +170,7 @@ class Batches(NamedTuple):
 
 
 def batches(found: CountedVins, order: Order, size: int, prefix: str, several: int = 1000) -> Iterator[Batches]:
-    """The batches of VINs that are right and different, with ids that begin with `prefix`; `several` at a time."""
+    """Return batches of valid, distinct VINs, with ids that begin with `prefix`; `several` at a time."""
     matrix = byte_matrix(found.texts)
     middle, tail = order.middle(prefix), order.tail
     for first in range(0, len(matrix), size * several):
@@ -200,6 +200,6 @@ def batches(found: CountedVins, order: Order, size: int, prefix: str, several: i
 
 
 def _joined(matrix: ByteArray) -> ByteArray:
-    """Each VIN with what stands between two of them behind it."""
+    """Return each VIN followed by the separator."""
     between: Any = np.frombuffer(BETWEEN, dtype=np.uint8)
     return np.hstack([matrix, np.broadcast_to(between, (len(matrix), len(between)))])

@@ -1,4 +1,4 @@
-"""What went wrong, in as few words as there are: the innermost error of what Spark says, without its Java.
+"""Errors in short: the innermost error of what Spark reports, without its Java.
 
 Spark wraps an error of ours again and again: a Python traceback inside a Java exception inside a Python exception. Who
 reads the end of a command wants the sentence inside; the rest is in the log of the run.
@@ -57,7 +57,7 @@ _SECRET: Final = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def words(error: BaseException) -> str:
-    """The words of the innermost error; ours as they are."""
+    """Return the message of the innermost error; our own as they are."""
     ours = _ours(error)
     if ours is None and _is_of_connection(error):
         return GONE
@@ -71,7 +71,7 @@ def words(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The words of the innermost cause that Spark knows of."""
+    """Return the message of the innermost cause that Spark knows of."""
     java = getattr(error, "java_exception", None)
     if java is None:  # an error that PySpark has made its own, causes and all
         cause: Any = getattr(error, "_cause", None)
@@ -87,37 +87,37 @@ def _cause(error: BaseException) -> str:
 
 
 def is_known(error: BaseException) -> bool:
-    """Whether its words are enough: Spark has raised it, or we have on purpose. Of other ones the place matters."""
+    """Return True if its message is enough: raised by Spark, or by us on purpose. Others need a traceback."""
     of_spark = type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
     return of_spark or _ours(error) is not None or _is_of_connection(error)
 
 
 def is_of_haste(error: BaseException) -> bool:
-    """Whether it would have gone well on a machine with less to do."""
+    """Return True if it comes from a machine that is too busy."""
     return HASTE in words(error)
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    """The connections of a driver's main thread are those to its Java."""
+    """Return True for an error of a connection: those of a driver's main thread are to its Java."""
     kind = type(error).__name__
     unanswered = kind == "Py4JError" and _UNANSWERED.fullmatch(str(error)) is not None
     return unanswered or kind == "Py4JNetworkError" or isinstance(error, ConnectionError)
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether the words are ours, and so nothing but them is needed."""
+    """Return True if the message is ours, so that nothing else is needed."""
     return _ours(error) is not None or _innermost(_text(error))[1]
 
 
 def of_text(text: str) -> str:
-    """The words of the innermost error in what Spark says."""
+    """Return the message of the innermost error in what Spark reports."""
     said, ours = _innermost(text)
     line = _SECRET.sub("***@", " ".join(said.split()))
     return line if ours or len(line) <= MAX_WORDS else f"{line[:MAX_WORDS]} …"
 
 
 def _innermost(text: str) -> tuple[str, bool]:
-    """The innermost error, as it is said, and whether it is one of ours."""
+    """Return the innermost error as text, and whether it is one of ours."""
     found = [match for match in _PYTHON.finditer(text) if not match["name"].startswith("Py4J")]
     if "Traceback (most recent call last)" in text and found:
         last = found[-1]
@@ -130,7 +130,7 @@ def _innermost(text: str) -> tuple[str, bool]:
 
 
 def _ours(error: BaseException | None) -> MotorcadeError | None:
-    """An error of ours that another one was raised from."""
+    """Return an error of ours that another one was raised from."""
     while error is not None:
         if isinstance(error, MotorcadeError):
             return error

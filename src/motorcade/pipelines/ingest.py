@@ -86,7 +86,7 @@ DEAD: Final = {
 
 
 class Reason(StrEnum):
-    """Why a record is a dead letter."""
+    """The reason why a record is a dead letter."""
 
     NO_PAYLOAD = auto()  #: an entry of a Redis stream without the field `payload`
     NO_TYPE = auto()  #: no type has a filter for its topic
@@ -135,7 +135,7 @@ def records(frame: DataFrame) -> DataFrame:
 
 
 def matches(topic: Column, filter_: str) -> Column:
-    """Whether a topic matches an MQTT filter, as `core.topic.matches`; never null.
+    """Return whether a topic matches an MQTT filter, as `core.topic.matches`; never null.
 
     Regular expressions are slow here, so filters of the usual forms are done without.
     """
@@ -203,7 +203,7 @@ _MICROS_OF_DAY: Final = 86_400_000_000
 
 
 def classified(frame: DataFrame, types: Sequence[Type], options: Options) -> DataFrame:
-    """Where each record belongs, from `records`.
+    """Classify each record of `records`.
 
     time, key        of the record; what it is known by when it comes again
     table            the place of its type, or the number of types: the dead letters
@@ -217,7 +217,7 @@ def classified(frame: DataFrame, types: Sequence[Type], options: Options) -> Dat
 
 
 def _is_fit(options: Options) -> Column:
-    """Whether it is worth parsing."""
+    """Return whether a record is worth parsing."""
     short = F.octet_length("payload") <= options.max_payload
     return F.coalesce(
         F.col("type").isNotNull() & short & F.is_valid_utf8(F.col("payload").cast("string")), F.lit(False)
@@ -225,7 +225,7 @@ def _is_fit(options: Options) -> Column:
 
 
 def _parsed(number: int, one: Type) -> Column:
-    """The message as the only member `m` of an array inside an object, beside `_bad`.
+    """Parse the message as the only member `m` of an array inside an object, beside `_bad`.
 
     Spark reads the first value of a text and does not look at the rest, so that of `{"a": 1}{"a": 2}` a half would be
     lost in silence. Inside of something else, the rest must fit.
@@ -241,7 +241,7 @@ def _body(number: int) -> Column:
 
 
 def _event(types: Sequence[Type]) -> Column:
-    """When it happened; null if there is no telling."""
+    """Return the time of the event; null if it is unknown."""
     chosen = F.col("time")
     for number, one in enumerate(types):
         if one.time:
@@ -257,13 +257,13 @@ def _time(number: int, one: Type) -> Column:
 
 
 def _again(types: Sequence[Type]) -> Column:
-    """A second look, by name and text, at messages that are JSON and not what they should be."""
+    """Parse again, by name and text, messages that are JSON but do not fit the schema."""
     wrong = reduce(or_, (_is_wrong(number) for number in range(len(types))))
     return F.when(wrong, F.from_json(F.col("payload").cast("string"), "MAP<STRING, STRING>", _JSON))
 
 
 def _is_wrong(number: int) -> Column:
-    """An object, with a value that could not be read."""
+    """Return whether it is an object with a value that could not be read."""
     return F.col(f"parsed_{number}._bad").isNotNull() & _body(number).isNotNull()
 
 
@@ -293,7 +293,7 @@ def _untimely(options: Options) -> Column:
 
 
 def _verdict_of(number: int, one: Type) -> Column:
-    """Of a message that was parsed."""
+    """Return the verdict on a message that was parsed."""
     body = _body(number)
     size = F.size(F.col(f"parsed_{number}.m"))
     unknown = F.array_except(F.json_object_keys(F.col("payload").cast("string")), _texts(one.schema.fieldNames()))
@@ -322,7 +322,7 @@ def _unread(body: Column, name: str) -> Column:
 
 
 def _names(fields: Iterable[str], which: Callable[[str], Column]) -> Column:
-    """Those fields for which it is so, as one text."""
+    """Return the names of the fields for which it is so, as one text."""
     return F.concat_ws(", ", *(F.when(which(name), F.lit(name)) for name in fields))
 
 
@@ -363,7 +363,7 @@ def _day(time: Column) -> Column:
 
 
 def _key(types: Sequence[Type], fine: Column) -> Column:
-    """Of a type; dead letters are each one of its own."""
+    """Return the dedupe key of a type; each dead letter is unique."""
     chosen = F.col("identity")
     for number, one in enumerate(types):
         if one.key:
@@ -375,7 +375,7 @@ def _key(types: Sequence[Type], fine: Column) -> Column:
 
 
 def _exact(value: Column, kind: DataType) -> Column:
-    """A part of a key as text. What follows cannot be taken for a part of it; JSON is for what is rare."""
+    """Return a part of a key as text, with a clear end; JSON is for what is rare."""
     match kind:
         case StringType():
             return F.concat(F.length(value).cast("string"), F.lit(":"), value)
@@ -407,7 +407,7 @@ def _dead_letter(types: Sequence[Type]) -> Column:
 
 
 def once(frame: DataFrame, within: float) -> DataFrame:
-    """Of rows with the same key that were recorded within so many seconds, one; of a stream that is followed."""
+    """Dedupe: keep one of the rows with the same key that were recorded within so many seconds."""
     delayed = frame.withWatermark("time", f"{round(within * 1000)} milliseconds")
     return delayed.dropDuplicatesWithinWatermark(["key"])
 
@@ -432,7 +432,7 @@ _MADE_ARROW: Final = pa.schema(
 
 
 def write(frame: DataFrame, types: Sequence[Type], folder: Path) -> list[Made]:
-    """The rows of a frame as `classified` makes it, in files; all in one job."""
+    """Write the rows of a frame as `classified` makes it into files; all in one job."""
     tables = _tables(types)
     place = str(folder)
 
@@ -447,7 +447,7 @@ def write(frame: DataFrame, types: Sequence[Type], folder: Path) -> list[Made]:
 
 
 def _flat(types: Sequence[Type]) -> list[Column]:
-    """What stands in rows and dead letters, side by side, and what all of them have, once.
+    """Return the columns of rows and of dead letters side by side, and the common ones once.
 
     Spark asks after each row how large its Arrow batch is by now. Of a struct that takes several times as long as of
     the columns in it.
@@ -467,7 +467,7 @@ def _flat(types: Sequence[Type]) -> list[Column]:
 
 
 def _place(number: int, place: int) -> str:
-    """What a field is called on its way; its own name may have dots in it, which Spark would take for paths."""
+    """Return the temporary name of a field; its own name may have dots, which Spark would take for paths."""
     return f"field_{number}_{place}"
 
 
@@ -508,7 +508,7 @@ def compact(spark: SparkSession, lake: Lake, groups: Sequence[FileGroup]) -> int
 
 
 def _merge(job: tuple[list[str], str]) -> str:
-    """A task may run twice: its file has a name of nobody else's."""
+    """Merge files in a task. It may run twice, so its file has a unique name."""
     sources, folder = job
     name = f"{uuid.uuid4().hex}.parquet"
     merge([Path(source) for source in sources], Path(folder) / name)

@@ -33,7 +33,7 @@ _RUN: Final = "run"
 
 @dataclass(frozen=True, slots=True)
 class IngestSource:
-    """What is read; options as those of the source `motorcade`."""
+    """The source of an ingestion; options as those of the source `motorcade`."""
 
     store: str
     kind: str  #: `stream` or `redis_stream`
@@ -98,7 +98,7 @@ class Ingestion:
     # -- batches
 
     def writer(self) -> DataStreamWriter:
-        """The query; it has no trigger and no checkpoint yet."""
+        """Return the query; it has no trigger and no checkpoint yet."""
         frame = ingest.classified(ingest.records(self._source.frame(self._spark)), self.types, self._options)
         if self._options.dedupe_within:
             frame = ingest.once(frame, self._options.dedupe_within)
@@ -121,7 +121,7 @@ class Ingestion:
             ingest.compact(self._spark, self.lake, crowded)
 
     def _mark(self, number: int) -> str:
-        """Where the batch ends, as Spark has written it down."""
+        """Return where the batch ends, as Spark has stored it."""
         try:
             lines = (Path(self._folder.spark) / "offsets" / str(number)).read_text().splitlines()
         except OSError as error:
@@ -163,7 +163,7 @@ def _figures(read: int, counts: LakeCounts, duplicates: int) -> dict[str, Any]:
 
 
 def _run(folder: RunDir) -> str:
-    """The name of the run, made with its folder; files in the lake have it in theirs."""
+    """Return the name of the run, made with its directory; names of files in the lake contain it."""
     path = folder.part(_RUN)
     if not path.exists():
         partial = path.with_name(f".{_RUN}")

@@ -104,7 +104,7 @@ class Disk:
 
 
 class LakeCounts(msgspec.Struct, frozen=True):
-    """What has become of rows."""
+    """Counts of rows by outcome."""
 
     written: dict[str, int] = {}  #: by type
     dead: dict[str, int] = {}  #: by reason
@@ -136,7 +136,7 @@ class LakeCounts(msgspec.Struct, frozen=True):
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """What the lake knows of a run."""
+    """The stored progress of a run."""
 
     batch: int = -1  #: the last one that was decided
     mark: str = ""  #: what that batch was made of
@@ -259,7 +259,7 @@ class Lake:
         return self._home / "staging"
 
     def has(self, batch: int, mark: str = "") -> bool:
-        """Whether a batch, which was made of what `mark` says, is in the lake; if not, it is the next one.
+        """Return True if a batch with this `mark` is in the lake; if not, it is the next one.
 
         A checkpoint that is older than the lake, or newer, would leave rows out or bring them twice.
         """
@@ -275,7 +275,7 @@ class Lake:
         )
 
     def fresh(self) -> Path:
-        """A folder for the files of one try; those of others are gone."""
+        """Make a directory for the files of one attempt; remove those of others."""
         with self._telling("cannot be written"):
             self._disk.clear(self._staging)
             folder = self._staging / secrets.token_hex(8)
@@ -304,7 +304,7 @@ class Lake:
             self._disk.clear(self._staging)
 
     def _carry_out(self) -> None:
-        """Everything that is on the list, and then an empty list."""
+        """Carry out everything on the list, then empty the list."""
         if not self.ledger.moves and not self.ledger.removes:
             return
         touched: dict[Path, None] = {}

@@ -140,7 +140,7 @@ def _sync(out: Any) -> int:
 
 
 def merge(sources: Sequence[Path], target: Path) -> tuple[int, int]:
-    """The rows of many files in one, in the order of the files; how many, and how many bytes they take now.
+    """Merge many files into one, in their order; return the number of rows and of bytes.
 
     Columns that some files lack, since the schema had them later, are null there.
     """

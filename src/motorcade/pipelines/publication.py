@@ -1,4 +1,4 @@
-"""What receipts tell, for others to read: tables as Parquet, a page, pictures, JSON; replaced all at once.
+"""Publish reports of receipts: tables as Parquet, a page, pictures, JSON; replaced all at once.
 
     OUT/current            a symbolic link to the newest edition; what others read
     OUT/editions/NUMBER/   deliveries/ funnel/ latency/ stragglers/ reasons/ nodes/ hours/   Parquet
@@ -66,7 +66,7 @@ def publish(
 
 
 def _numbers(out: Path) -> list[int]:
-    """Of editions that were finished: the newest is the one that the link points at."""
+    """Return the numbers of finished editions: the link points at the newest."""
     try:
         return [int((out / CURRENT).readlink().name)]
     except (OSError, ValueError):

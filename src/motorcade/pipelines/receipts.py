@@ -57,7 +57,7 @@ _DELIVERY: Final = ("request_id", "vin", "delivery_id")
 
 @dataclass(frozen=True)
 class ReceiptTables:
-    """What receipts tell, as frames; docs/pipelines.md has the columns."""
+    """Tables of receipts, as frames; docs/pipelines.md has the columns."""
 
     once: DataFrame
     deliveries: DataFrame
@@ -69,7 +69,7 @@ class ReceiptTables:
     hours: DataFrame
 
     def named(self) -> dict[str, DataFrame]:
-        """The tables that are worth keeping."""
+        """Return the tables that are worth keeping."""
         return {name: frame for name, frame in vars(self).items() if name != "once"}
 
     @contextmanager
@@ -88,7 +88,7 @@ class ReceiptTables:
 def receipts(
     frame: DataFrame, *, request: str | None = None, now: datetime | None = None, slow_after: float = SLOW_AFTER
 ) -> ReceiptTables:
-    """All tables from records of the stream `receipts`; of one request, or of all.
+    """Make all tables from records of the stream `receipts`; of one request, or of all.
 
     `now` is up to when those that are still pending have waited: the time of the newest receipt, if it is not given.
     """
@@ -110,13 +110,13 @@ def receipts(
 
 
 def parse(frame: DataFrame, request: str | None = None) -> DataFrame:
-    """One row per change of state. Records that are no receipts are left out; the audit names them."""
+    """Return one row per change of state. Records that are no receipts are left out; the audit names them."""
     rows = read(frame, request).where(F.col("readable") & (F.col("reason") != LATE_ACK)).drop("readable")
     return rows if request is None else rows.where(F.col("request_id") == request)
 
 
 def read(frame: DataFrame, request: str | None = None) -> DataFrame:
-    """One row per record; what is not `readable` is no receipt of a version that is known.
+    """Return one row per record; what is not `readable` is no receipt of a known version.
 
     From the column `json` as COLUMNS has it, or from `payload`, which takes longer.
     """
@@ -133,7 +133,7 @@ def read(frame: DataFrame, request: str | None = None) -> DataFrame:
 
 
 def _row(told: Column) -> Column:
-    """The columns of one receipt."""
+    """Return the columns of one receipt."""
     at = F.timestamp_micros(F.round(told["time"] * 1e6).try_cast("long"))
     readable = (told["v"] == VERSION) & at.isNotNull() & told["state"].isin(_FINAL + _OPEN)
     for name in _DELIVERY:
@@ -149,7 +149,7 @@ def _row(told: Column) -> Column:
 
 
 def once(rows: DataFrame) -> DataFrame:
-    """Each receipt once (rule 1)."""
+    """Dedupe: keep each receipt once (rule 1)."""
     keys = (*_DELIVERY, "state", "attempt")
     first = F.min_by(F.struct("offset", "at", "node", "reason"), "offset").alias("first")
     # By delivery, so that what follows needs no other order.
@@ -160,7 +160,7 @@ def once(rows: DataFrame) -> DataFrame:
 
 
 def deliveries(rows: DataFrame, *, slow_after: float = SLOW_AFTER) -> DataFrame:
-    """One row per delivery: its state, why, how often it was sent, when what happened, and how long it took.
+    """Return one row per delivery: state, reason, attempts, times of the changes, and durations.
 
     wait    from acceptance to the first sending: the vehicle is away, or busy with another message
     retry   from the first to the last sending, if there were several
@@ -217,7 +217,7 @@ def _seconds(start: str, end: str) -> Column:
 
 
 def _why(slow_after: float) -> Column:
-    """In the words of docs/receipts.md where there are some."""
+    """Return the reason, in the words of docs/receipts.md where there are some."""
     late = (F.col("state") == State.ACKED.value) & (F.col("total") > slow_after)
     longest = F.greatest(*(F.coalesce(stage, F.lit(0.0)) for stage in ("wait", "retry", "answer")))
     return (
@@ -234,7 +234,7 @@ def _why(slow_after: float) -> Column:
 
 
 def funnel(frame: DataFrame) -> DataFrame:
-    """One row per request: how many deliveries came how far. The final states and `pending` add up to `accepted`."""
+    """Return one row per request: deliveries by state. The final states and `pending` add up to `accepted`."""
     ends = [F.count_if(F.col("state") == state).alias(state) for state in _FINAL]
     return frame.groupBy("request_id").agg(
         F.count_distinct("vin").alias("vehicles"),
@@ -263,7 +263,7 @@ def latency(frame: DataFrame) -> DataFrame:
 
 
 def stragglers(frame: DataFrame, *, now: datetime | None = None) -> DataFrame:
-    """Who has not got it (still pending, failed, expired) or got it late; not what was called off or replaced."""
+    """Return deliveries that are pending, failed, expired or late; not those that were cancelled or replaced."""
     undone = [*_OPEN, State.FAILED.value, State.EXPIRED.value]
     late = frame.where(F.col("state").isin(undone) | F.col("why").startswith("slow_"))
     if now is None:

@@ -1,4 +1,4 @@
-"""What became of a request, for eyes and for dashboards: data, text, a picture, a page.
+"""Reports of requests, for people and dashboards: data, text, a picture, a page.
 
     ReceiptTables ─ collect ─▶ data: plain values, bounded ─┬─▶ JSON    for dashboards, as it is
                                                      ├─▶ text    for a terminal
@@ -75,7 +75,7 @@ def collect(
     max_stragglers: int = MAX_STRAGGLERS,
     max_hours: int = MAX_HOURS,
 ) -> Data:
-    """The data of all requests in the tables, those with the latest receipts first."""
+    """Collect the data of all requests in the tables, those with the latest receipts first."""
     with tables.kept():
         known = tables.funnel.count()
         latest = tables.funnel.orderBy(F.desc("last_at"), "request_id").limit(max_requests).collect()
@@ -109,12 +109,12 @@ def collect(
 
 
 def _order(late: Row) -> tuple[float, str]:
-    """The oldest first; without a receipt `accepted` there is no age."""
+    """Order by age, the oldest first; without a receipt `accepted` there is no age."""
     return -(late["age"] or 0.0), late["delivery_id"]
 
 
 def _oldest(frame: DataFrame, most: int) -> DataFrame:
-    """The first so many of each request, and how many there are."""
+    """Return the first rows of each request, and how many there are."""
     request = Window.partitionBy("request_id")
     rank = F.row_number().over(request.orderBy(F.desc("age"), "delivery_id"))
     counted = frame.withColumns({"rank": rank, "total": F.count(F.lit(1)).over(request)})
@@ -130,12 +130,12 @@ def _by_request(frame: DataFrame, shown: Sequence[str]) -> defaultdict[str, list
 
 
 def _plain(row: Row) -> Data:
-    """Times as seconds since the epoch."""
+    """Return times as seconds since the epoch."""
     return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in row.asDict().items()}
 
 
 def _pivoted(rows: Iterable[Row], key: str) -> list[Data]:
-    """One entry for each value of `key`, with a count for each state that occurs."""
+    """Return one entry for each value of `key`, with a count for each state that occurs."""
     found: defaultdict[Any, Data] = defaultdict(dict)
     for row in map(_plain, rows):
         found[row[key]][row["state"]] = row["count"]
@@ -231,7 +231,7 @@ def _when(seconds: float | None) -> str:
 
 
 def png(request: Data) -> bytes:
-    """One request: how far, how long, when, and why not."""
+    """Draw one request: progress, durations, times, and reasons of failures."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - takes half a second
     from matplotlib.figure import Figure  # noqa: PLC0415 - likewise
 
@@ -327,7 +327,7 @@ footer { color: #777; }
 
 
 def html(data: Data, pictures: Sequence[bytes] | None = None) -> str:
-    """A page that fetches nothing; `pictures` of its requests, if they are made already."""
+    """Make a page that fetches nothing; `pictures` of its requests, if they are made already."""
     made = pictures if pictures is not None else [png(request) for request in data["requests"]]
     parts = [_html_request(request, picture) for request, picture in zip(data["requests"], made, strict=True)]
     left_out = data["requests_total"] - len(data["requests"])

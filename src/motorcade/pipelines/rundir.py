@@ -58,7 +58,7 @@ _TRACES: Final = {_LOCK, _JAVA_LOCK, _STATUS, _LOG, _OUT}
 
 
 def check_place(text: str) -> Path:
-    """The folder that somebody names; not one that only Spark could reach."""
+    """Check the name of a run directory; one that only Spark could reach is refused."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise PipelineError(
             f"{text} is no folder: a run needs one on this machine, or mounted, that all machines of the cluster see "
@@ -112,16 +112,16 @@ class RunDir:
 
     @property
     def spark(self) -> str:
-        """Where Spark keeps its checkpoint."""
+        """Return the path of Spark's checkpoint."""
         return str(self.path / _SPARK)
 
     @property
     def log(self) -> Path:
-        """Where Spark and Java write what they have to say."""
+        """Return the path of the log of Spark and Java."""
         return self.path / _LOG
 
     def part(self, name: str) -> Path:
-        """A place of the pipeline's own; it may not be there."""
+        """Return a path of the pipeline's own; it may not exist."""
         return self.path / name
 
     # -- whose it is
@@ -171,7 +171,7 @@ class RunDir:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What was noted, by this run or the one before."""
+        """Return the last stored status, of this run or the one before."""
         with self._noting:
             return dict(self._status)
 
@@ -206,7 +206,7 @@ class RunDir:
 
 
 def look(path: str | Path) -> dict[str, Any]:
-    """What a folder says about itself: manifest, `running` (the pid, or None) and status."""
+    """Return manifest, `running` (the pid, or None) and status of a run directory."""
     place = check_place(str(path))
     found = _read(place / _MANIFEST)
     if found is None:
@@ -251,7 +251,7 @@ def _owner(file: IO[str]) -> str:
 
 
 def _holder(path: Path) -> str | None:
-    """Who has the folder now."""
+    """Return the process that holds the directory now."""
     try:
         file = (path / _LOCK).open()
     except OSError:

@@ -50,7 +50,7 @@ INTERRUPTED: Final = 130
 
 
 class TriggerKind(StrEnum):
-    """When there is a next micro-batch."""
+    """The kinds of triggers: when the next micro-batch starts."""
 
     ONCE = auto()  #: what is there at the start, in as many batches as it takes; then the run ends
     INTERVAL = auto()  #: every so many seconds
@@ -59,7 +59,7 @@ class TriggerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When batches are made."""
+    """A trigger of micro-batches."""
 
     kind: TriggerKind = TriggerKind.ONCE
     every: float = 60.0  #: seconds, of an interval
@@ -73,7 +73,7 @@ class Trigger:
 
     @property
     def ends(self) -> bool:
-        """Whether a run ends by itself."""
+        """Return True if a run ends by itself."""
         return self.kind is TriggerKind.ONCE
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ Show = Callable[[BatchProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run has ended."""
+    """The outcome of a run."""
 
     pipeline: str
     done: bool  #: by itself; else it was stopped
@@ -225,7 +225,7 @@ def repeat(
 
 
 def _active(start: Callable[[], StreamingQuery] | DataStreamWriter) -> SparkSession:
-    """The session of a query, made the one that Spark finds in this thread: it looks there for sources by name."""
+    """Make the session of a query the active one of this thread: Spark looks there for sources by name."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a while, and is an extra
 
     spark = SparkSession.active() if callable(start) else start._spark  # noqa: SLF001 - it does not tell otherwise
@@ -301,7 +301,7 @@ def _batch(progress: Any, counts: Mapping[str, Any]) -> BatchProgress:
 
 
 def _offset(value: Any) -> dict[str, Any]:
-    """An offset of a source, which Spark tells as JSON; of others than ours it may be anything."""
+    """Parse an offset of a source, which Spark gives as JSON; of other sources it may be anything."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -310,7 +310,7 @@ def _offset(value: Any) -> dict[str, Any]:
 
 
 def behind(read: Mapping[str, Any], newest: Mapping[str, Any]) -> int | None:
-    """How many rows lie between two offsets of the source `motorcade`; None if that cannot be told."""
+    """Return the number of rows between two offsets of the source `motorcade` (the lag); None if unknown."""
     for count in ("entries", "offset"):  # a Redis stream counts its entries, other offsets are numbers in a row
         if count in read and count in newest:
             return max(0, int(newest[count]) - int(read[count]))
@@ -318,7 +318,7 @@ def behind(read: Mapping[str, Any], newest: Mapping[str, Any]) -> int | None:
 
 
 def _failed(folder: RunDir, batches: int, error: Exception) -> Exception:
-    """What to raise: a sentence, or a mistake of ours as it is, since of that the place matters."""
+    """Return what to raise: a sentence, or a bug of ours as it is, with its traceback."""
     said = failures.words(error)
     folder.note(state="failed", ended_at=time.time(), error=said)
     if not failures.is_known(error):
@@ -332,7 +332,7 @@ def _failed(folder: RunDir, batches: int, error: Exception) -> Exception:
 
 @contextmanager
 def _stops() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second one is a KeyboardInterrupt, for who cannot wait."""
+    """Return an event that SIGINT and SIGTERM set; a second signal is a KeyboardInterrupt."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

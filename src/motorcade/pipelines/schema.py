@@ -92,7 +92,7 @@ class Type:
 
 
 def read(path: Path) -> tuple[Type, ...]:
-    """The types of a file, as far as they can be checked without Spark."""
+    """Read the types of a file, and check them as far as possible without Spark."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -160,7 +160,7 @@ def _check_topics(where: str, table: dict[str, Any], topics: Sequence[str]) -> N
 
 
 def resolve(types: Sequence[Type]) -> tuple[Type, ...]:
-    """The types with their columns, as Spark reads them; there must be a session, since its parser is Java's."""
+    """Return the types with their columns, as Spark reads them; it needs a session, since the parser is Java's."""
     return tuple(_resolved(one) for one in types)
 
 

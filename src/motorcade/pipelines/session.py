@@ -95,7 +95,7 @@ def start(
     name: str = "motorcade",
     output: Path | None = None,
 ) -> SparkSession:
-    """A session with the source registered; one that this process has already is used again.
+    """Start a session with the source registered; reuse the one of this process.
 
     What Spark logs goes to the end of the file `output`, and what Java prints, warnings of its start above all, to a
     new file beside it (`.out` instead of `.log`); without `output` both go to where our own goes.
@@ -197,7 +197,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _last_words(printed: Path) -> str:
-    """What Java has said before it ended."""
+    """Return the last output of Java before it ended."""
     with printed.open("rb") as said:
         lines = said.read(_MAX_OUTPUT).decode(errors="replace").splitlines()
     return " ".join(
@@ -236,7 +236,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def is_here(master: str) -> bool:
-    """Whether all of it runs on this machine: embedded, or a cluster whose masters listen on the loopback interface."""
+    """Return True if all of it runs on this machine: embedded, or a cluster with masters on the loopback interface."""
     if master.startswith("local"):
         return True
     hosts = [host for host, _port in _masters(master)]
@@ -307,7 +307,7 @@ def _look_for_executors(spark: SparkSession, master: str) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """What the innermost error says, without the stack of Java."""
+    """Return the message of the innermost error, without the stack of Java."""
     java = getattr(error, "java_exception", None)
     if java is None:
         return str(error).partition("\n")[0]
@@ -317,7 +317,7 @@ def _words(error: BaseException) -> str:
 
 
 def check_java() -> int:
-    """The version of the Java that Spark will use; `PipelineError` if there is none, or an old one."""
+    """Return the version of the Java that Spark will use; `PipelineError` if there is none, or an old one."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")  # as Spark's own script chooses
     if program is None:
@@ -344,7 +344,7 @@ def check_java() -> int:
 
 
 def _no_java(program: str, home: str | None, trouble: str) -> PipelineError:
-    """What is wrong with the Java that was tried, why it was this one, and what to do."""
+    """Return what is wrong with the Java that was tried, why it was chosen, and what to do."""
     if home:
         chosen = f"of JAVA_HOME={home}"
         remedy = (

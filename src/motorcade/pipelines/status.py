@@ -1,4 +1,4 @@
-"""How far a run is, seen from outside: from its folder, and from the stream that it reads.
+"""Status of a run, seen from outside: from its directory, and from the stream that it reads.
 
 Offsets are those of Spark's checkpoint, so they are right whatever has become of the run.
 """
@@ -22,7 +22,7 @@ _NOTED: Final = (
 
 
 def look(path: str | Path, store: str | None = None) -> dict[str, Any]:
-    """Everything that can be told about a run; `store` is the URL of its store, if the folder's lacks a password."""
+    """Return everything about a run; `store` is the URL of its store, if the directory's lacks a password."""
     found = rundir.look(path)
     noted: Mapping[str, Any] = found["status"]
     batch, offsets = committed(Path(found["folder"]) / "spark")
@@ -52,7 +52,7 @@ def _state(noted: str | None, *, running: bool) -> str:
 
 
 def committed(checkpoint: Path) -> tuple[int | None, list[dict[str, Any]]]:
-    """The last micro-batch that is done, and where it has ended, for each source."""
+    """Return the last micro-batch that is done, and its end, for each source."""
     done = _newest(checkpoint / "commits")
     if done is None:
         return None, []

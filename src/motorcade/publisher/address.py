@@ -1,4 +1,4 @@
-"""Where a broker is, and who we are there: one URL, and the names of files.
+"""Address of a broker and credentials: one URL, and the names of files.
 
     mqtt://HOST[:1883]    mqtts://HOST[:8883]    ws://HOST[:8083][/mqtt]    wss://HOST[:8084][/mqtt]
 
@@ -60,7 +60,7 @@ class BrokerAddress:
         key: str | None = None,
         insecure: bool = False,
     ) -> BrokerAddress:
-        """The address that a URL and some options make; `AddressError` says what is wrong."""
+        """Parse a URL and options; `AddressError` says what is wrong."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -101,7 +101,7 @@ class BrokerAddress:
         return f"{scheme}://{host}:{self.port}{self.web_path or ''}"
 
     async def connect(self, *, name: str = "motorcade", keep_alive: int = 60) -> Client:
-        """A connection with a session of its own, MQTT 5; `name` begins its client id."""
+        """Connect with a session of its own, MQTT 5; `name` begins its client id."""
         return await Client.connect(
             self.host,
             self.port,

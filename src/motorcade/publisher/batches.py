@@ -38,12 +38,12 @@ _HEADER: Final = 1 + 2 + 2 + 1
 
 
 class OrderError(MotorcadeError):
-    """What is to be sent cannot be sent as it is."""
+    """An order cannot be sent as it is."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What vehicles are to get, and how; who they are is not part of it."""
+    """A request for vehicles: id, payload and options; the VINs are not part of it."""
 
     request_id: str
     data: bytes
@@ -58,7 +58,7 @@ class Order:
 
     @cached_property
     def data_id(self) -> str:
-        """What the batches call the data; the broker checks it against the bytes."""
+        """Return the id of the data in batches; the broker checks it against the bytes."""
         return f"sha256:{hashlib.sha256(self.data).hexdigest()}"
 
     @property
@@ -80,26 +80,26 @@ class Order:
         return b'",' + self._rest
 
     def trigger(self, vins: Sequence[str], batch_id: str | None = None) -> bytes:
-        """The message for one batch; without an id the broker takes it in as often as it is sent."""
+        """Return the message for one batch; without an id the broker cannot dedupe it."""
         named = HEAD + BETWEEN.join(map(str.encode, vins))
         return named + (b'"],' + self._rest if batch_id is None else self.middle(batch_id) + self.tail)
 
     # -- how much it is
 
     def size_bytes(self, batches: int, payload: int, copies: int = 1) -> int:
-        """Of all packets to the broker: `batches` with `payload` bytes in all, and `copies` of the data."""
+        """Return the size of all packets: `batches` with `payload` bytes in all, and `copies` of the data."""
         if not batches:
             return 0
         triggers = batches * packet_bytes(len(TRIGGER), payload // batches) + payload % batches
         return triggers + copies * packet_bytes(len(self.data_topic), len(self.data))
 
     def bytes_one_by_one(self, vehicles: int, topic: int) -> int:
-        """Of a packet for each vehicle, whose topics have so many bytes."""
+        """Return the size of one packet for each vehicle, whose topics have so many bytes."""
         return vehicles * packet_bytes(topic, len(self.data))
 
 
 def packet_bytes(topic: int, payload: int) -> int:
-    """Of a PUBLISH with QoS 1."""
+    """Return the size of a PUBLISH with QoS 1."""
     rest = _HEADER - 1 + topic + payload
     length = 1 + (rest >= 2**7) + (rest >= 2**14) + (rest >= 2**21)
     return 1 + length + rest
@@ -107,7 +107,7 @@ def packet_bytes(topic: int, payload: int) -> int:
 
 @dataclass
 class BatchTotals:
-    """What the broker has answered, summed up."""
+    """Totals of the broker's answers."""
 
     batches: int = 0
     accepted: int = 0  #: vehicles
@@ -136,7 +136,7 @@ class BatchTotals:
 
 
 def broker_words(error: Exception) -> str:
-    """The broker's own words, if it said something, else the name of its reason."""
+    """Return the broker's reason string, if any, else the name of its reason."""
     if isinstance(error, RefusedError) and error.detail:
         return f"{error.detail} (0x{error.reason:02x})"
     return str(error)

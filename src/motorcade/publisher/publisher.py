@@ -168,7 +168,7 @@ class ReliablePublisher:
             again = True
 
     def _check_worth_it(self, error: ClientError) -> None:
-        """Whether the next connection may do better."""
+        """Raise if the next connection cannot do better."""
         if self._failure is not None:
             raise self._failure from error
         reason = getattr(error, "reason", None)
@@ -203,7 +203,7 @@ class ReliablePublisher:
         self._open[self._number] = post
 
     async def _introduce(self, client: Client, post: Post) -> None:
-        """What the others need is there before they are."""
+        """Send first what the other messages depend on."""
         answers: dict[str, str] = {}
         try:
             future = await client.send(post.topic, post.payload, 1, told=partial(_note, answers))
@@ -259,7 +259,7 @@ class ReliablePublisher:
             await self._wait(client)
 
     async def _drained(self, client: Client) -> None:
-        """What is in flight is told before it ends: whoever counts wants to know."""
+        """Wait for the acknowledgements of what is in flight, so that they are counted."""
         while self._in_flight:
             self._changed.clear()
             try:
@@ -296,7 +296,7 @@ def _note(answers: dict[str, str], told: Properties) -> None:
 
 
 async def pulled(items: Iterator[T]) -> AsyncIterator[T]:
-    """What a plain iterator gives; while it makes us wait, in a thread, the connection lives on."""
+    """Yield from a plain iterator, in a thread: while it blocks, the connection stays alive."""
     end = object()
     while (item := await asyncio.to_thread(next, items, end)) is not end:
         yield item  # type: ignore[misc]

@@ -10,6 +10,6 @@ from motorcade.http.bridge import Bridge
 
 
 def routes(control: Control, bridge: Bridge) -> list[BaseRoute]:
-    """All nouns below their common prefix."""
+    """Return the routes of all nouns below their common prefix."""
     nouns = (clients, compacted, config, declared, fanout, node, plugins, store)
     return [Mount("/api/v1", routes=[route for noun in nouns for route in noun.routes(control, bridge)])]

@@ -12,7 +12,7 @@ from motorcade.http.bridge import Bridge
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """A client id is one segment of the path: a slash in it is written `%2F`."""
+    """Return the routes. A client id is one segment of the path: a slash in it is written `%2F`."""
 
     async def index(request: Request) -> Response:
         """`?limit&cursor&search`; pass `meta.cursor` to get the next page, until it is null."""

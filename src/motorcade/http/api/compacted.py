@@ -26,7 +26,7 @@ from motorcade.http.bridge import Bridge
 
 
 class Rewind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a rewind is asked with: one of `to`, `since` and `ago`."""
+    """The body of a rewind: one of `to`, `since` and `ago`."""
 
     to: Annotated[int, msgspec.Meta(ge=0)] | None = None  #: number of the next message
     since: Annotated[float, msgspec.Meta(ge=0)] | str | None = None  #: seconds since the epoch, or ISO 8601
@@ -35,7 +35,7 @@ class Rewind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     preview: bool = False  #: only tell
 
     def place(self) -> tuple[int | None, float | None]:
-        """Number and time, of which one is None."""
+        """Return number and time, of which one is None."""
         given = [name for name in ("to", "since", "ago") if getattr(self, name) is not None]
         if len(given) != 1:
             raise BadOptionsError(
@@ -60,7 +60,7 @@ def _moment(text: str) -> float:
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """A node without the plugin answers 404 and says which one to load."""
+    """Return the routes. A node without the plugin answers 404 and says which one to load."""
 
     async def index(request: Request) -> Response:
         """`?limit&cursor`, in the order of their names; pass `meta.cursor` to get the next page, until it is null."""
@@ -123,6 +123,6 @@ def _queue(request: Request) -> tuple[CompactedKind, str]:
 
 
 def _line(view: msgspec.Struct) -> dict[str, Any]:
-    """A view without what only the view of one queue tells."""
+    """Return a view for a list: without what only the view of one queue has."""
     shown: dict[str, Any] = msgspec.to_builtins(view)
     return {name: value for name, value in shown.items() if name not in ("oldest", "consuming")}

@@ -12,13 +12,13 @@ from motorcade.http.bridge import Bridge
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """A configuration that is wrong is refused with 409, and the old one stays in force."""
+    """Return the routes. A wrong configuration is refused with 409, and the old one stays in force."""
 
     async def reload(_request: Request) -> Response:
         return answer(await bridge.call_slow(control.reload))
 
     async def show(_request: Request) -> Response:
-        """Every key in the order of the sections, with its value and where that comes from."""
+        """List every key in the order of the sections, with its value and its origin."""
         return listing(await bridge.call(control.configuration))
 
     return [Route("/config", show, methods=["GET"]), Route("/config/reload", reload, methods=["POST"])]

@@ -24,7 +24,7 @@ FARTHEST: Final = 2**63 - 1
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """Those of all nouns. A name without a plugin is answered with 404 and the plugin to load."""
+    """Return the routes of all nouns. Without its plugin, a noun answers 404 and says which one to load."""
     return [route for plural in DECLARED for route in _noun(plural, control, bridge)]
 
 
@@ -68,7 +68,7 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
 
 
 def _shown(view: msgspec.Struct) -> dict[str, Any]:
-    """A view in the one shape that all have: name and origin, options as they are sent, figures."""
+    """Return a view in the shape that all have: name and origin, options as they are sent, figures."""
     shown: dict[str, Any] = msgspec.to_builtins(view)
     options = shown.pop("options", {})
     return {"name": shown.pop("name"), "origin": shown.pop("origin"), **options, **shown}

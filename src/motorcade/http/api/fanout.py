@@ -40,7 +40,7 @@ class SendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     batch_id: str | None = None
 
     def payload(self) -> bytes:
-        """The data as vehicles get it."""
+        """Return the data as vehicles get it."""
         if self.encoding == "utf8":
             return self.data.encode()
         try:
@@ -50,7 +50,7 @@ class SendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """A node without the plugin answers 404 and says which one to load."""
+    """Return the routes. A node without the plugin answers 404 and says which one to load."""
     one = "/fanout/requests/{request_id:name}"  # an id with a slash is no id; the fan-out says so
     vehicle = "/vehicles/{vin:name}"
 

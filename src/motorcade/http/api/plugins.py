@@ -20,7 +20,7 @@ ACCESS: Final = "access"  #: the plugin that guards the node
 
 
 class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to load a plugin."""
+    """The body of a request to load a plugin."""
 
     path: str | None = None  #: file or folder on the node's machine; None: an installed plugin
     config: dict[str, Any] = {}
@@ -30,7 +30,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     """Plugins by name."""
 
     async def index(_request: Request) -> Response:
-        """Those that run; `meta.available` has name and origin of installed ones that do not."""
+        """List loaded plugins; `meta.available` has name and origin of installed ones that are not loaded."""
         running = await bridge.call(control.plugins)
         names = {plugin.name for plugin in running}
         others = {name: origin for name, origin in control.installed().items() if name not in names}

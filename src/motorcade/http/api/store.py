@@ -15,13 +15,13 @@ from motorcade.http.bridge import Bridge
 
 
 class BackupRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a copy is wanted."""
+    """The body of a request for a backup."""
 
     to: str  #: absolute path of a directory on the node's machine; it must not exist
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """A backup may take long: it is started here, and asked after until its state is not `running`."""
+    """Return the routes. A backup may take long: POST starts it, GET tells its state until it is not `running`."""
 
     async def show(_request: Request) -> Response:
         return answer(await bridge.call_slow(control.store_view))

@@ -71,7 +71,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a task has written, for the driver."""
+    """A task's report to the driver of what it has staged."""
 
     key: str
     rows: int
@@ -85,7 +85,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What makes up a batch."""
+    """The parts of a batch."""
 
     batch: int
     tasks: Sequence[tuple[str, int]]  #: name and parts
@@ -94,7 +94,7 @@ class Decision:
 
 
 def beside(key: str, *rest: str) -> str:
-    """A key in the slot of another."""
+    """Return a key in the slot of another."""
     tagged = key if slot_of(f"{key}:") == slot_of(key) else f"{{{key}}}"
     found = ":".join((tagged, "spark", *rest))
     if slot_of(found) != slot_of(key):
@@ -133,7 +133,7 @@ class RedisStreamWriter:
         return Staged(name, rows, parts, checkpoint)
 
     def _check_kind(self, asking: Asking) -> None:
-        """What is staged for a key of another kind could never land."""
+        """Refuse a key of another kind: what is staged for it could never be moved."""
         kind = str(asking.wait(asking.ask(slot_of(self._key), "TYPE", self._key)), "ascii")
         if kind not in {"none", "stream"}:
             raise PipelineError(
@@ -168,7 +168,7 @@ class RedisStreamWriter:
         return moved
 
     def _decide(self, asking: Asking, staged: Sequence[Staged], batch: int) -> Decision | None:
-        """What is to land; None: the batch is in the stream already."""
+        """Decide what is to be moved; None: the batch is in the stream already."""
         rows = sum(one.rows for one in staged)
         checkpoint = next((one.checkpoint for one in staged if one.checkpoint), "")
         wanted = " ".join(f"{one.task}={one.parts}" for one in staged if one.parts)
@@ -227,7 +227,7 @@ class RedisStreamWriter:
         return moved
 
     async def _check(self, asking: Asking, decided: Decision, task: str, parts: int) -> int:
-        """How many parts of a task were moved before; all others must be there."""
+        """Return how many parts of a task were moved before; all others must be there."""
         ledger = beside(self._key, self._run)
         keys: list[Argument] = [ledger, beside(self._key, self._run, task)]
         return int(await asking.evaluate(slot_of(ledger), LAND, keys, "check", decided.token, task, parts, STAGED_FOR))
@@ -297,7 +297,10 @@ class RedisStreamWriter:
         )
 
     def forget(self, staged: Sequence[Staged]) -> None:
-        """What these tasks have staged is not wanted, or was moved; what was decided on stays until it has landed."""
+        """Remove what these tasks have staged: it was moved, or is not needed.
+
+        What was decided on stays until it is moved.
+        """
         asking = self._asking()
         ledger = beside(self._key, self._run)
         self._all(
@@ -306,7 +309,7 @@ class RedisStreamWriter:
         )
 
     def forget_run(self) -> None:
-        """A run that nobody will go on with."""
+        """Remove everything of a run that is not continued."""
         asking = self._asking()
         ledger = beside(self._key, self._run)
         asking.wait(asking.ask(slot_of(ledger), "DEL", ledger))

@@ -1,4 +1,4 @@
-"""What both ways of writing to a broker have in common: options of the connection, and what a task tells the driver.
+"""Shared parts of both writers to a broker: options of the connection, and a task's report to the driver.
 
     fanout   `fanouts.py`      vehicles, or batches that are encoded already
     publish  `publishes.py`    messages
@@ -33,7 +33,7 @@ CONNECTION: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SendCounts:
-    """What a task has sent."""
+    """Counts of what a task has sent."""
 
     messages: int = 0
     figures: BatchTotals = field(default_factory=BatchTotals)  #: of a fan-out
@@ -56,7 +56,7 @@ class Sender(Protocol):
     def line(self) -> Line: ...
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> SendCounts:
-        """In a task: until all is acknowledged."""
+        """Send rows, in a task, until all are acknowledged."""
         ...
 
 
@@ -88,7 +88,7 @@ class Line:
 
 
 def noted(place: str | Path) -> SendCounts:
-    """The sum of all that was noted in a folder."""
+    """Return the sum of all counts in a directory."""
     total = SendCounts()
     for file in sorted(Path(place).glob("batch-*.json")):
         found = json.loads(file.read_bytes())
@@ -109,7 +109,7 @@ def lowered(given: Mapping[str, str], known: frozenset[str], what: str) -> dict[
 
 
 def line_of(url: str, name: str, options: Mapping[str, str]) -> Line:
-    """The way to a broker; `name` is the option that its URL is in."""
+    """Return the connection to a broker; `name` is the option of its URL."""
     try:
         address = BrokerAddress.parse(
             url,

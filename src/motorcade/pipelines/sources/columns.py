@@ -82,7 +82,7 @@ class Wanted:
     json: pa.StructType | None = None  #: the type of the column `json`, if that is wanted
 
     def stored(self) -> list[str]:
-        """Those that a record has, and what others are made of."""
+        """Return the columns that a record has, and those that others are derived from."""
         names = [name for name in self.names if name != JSON]
         return [*names, "payload"] if len(names) < len(self.names) and "payload" not in names else names
 
@@ -93,7 +93,7 @@ MAX_MILLISECONDS: Final = 2 ** (63 - SEQUENCE_BITS)
 
 
 def plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of values as they are."""
+    """Return a column of values as they are."""
     first = values[0]
     # One comparison is a nanosecond, one conversion twenty or more.
     if values[-1] == first and values.count(first) == len(values):
@@ -127,7 +127,7 @@ def properties(values: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
 
 
 def lists(ends: pa.Array, names: pa.Array, texts: pa.Array) -> pa.Array:
-    """Lists of pairs, each from one end to the next."""
+    """Return lists of pairs, each from one end to the next."""
     return pa.ListArray.from_arrays(
         ends, pa.StructArray.from_arrays([names, texts], fields=list(_PROPERTY)), type=PROPERTIES
     )
@@ -136,7 +136,7 @@ def lists(ends: pa.Array, names: pa.Array, texts: pa.Array) -> pa.Array:
 def messages(
     names: Sequence[str], numbers: Sequence[int], moments: Sequence[float], records: Sequence[Record]
 ) -> pa.RecordBatch:
-    """Records of a stream, in the columns that are asked for."""
+    """Return records of a stream, in the requested columns."""
     if not records:
         return batch(names, [pa.nulls(0, TYPES[name]) for name in names])
     made = []
@@ -196,7 +196,7 @@ def entries(names: Sequence[str], ids: Sequence[bytes], fields: Sequence[Sequenc
 
 
 def offset_of(milliseconds: int, sequence: int) -> int:
-    """An id as one number that grows with it."""
+    """Return an id as one number that grows with it."""
     if milliseconds >= MAX_MILLISECONDS or sequence >> SEQUENCE_BITS:
         raise ValueError(
             f"the id {milliseconds}-{sequence} does not fit the column `offset`, which has room for "

@@ -1,4 +1,4 @@
-"""What Spark calls: `format("motorcade")`.
+"""The data source that Spark calls: `format("motorcade")`.
 
 Everything here is pickled and sent around, so it holds options and column names only; what plans and reads is made
 where it is used.
@@ -78,7 +78,7 @@ def schema_of(kind: SourceKind) -> StructType:
 
 
 def columns_of(kind: SourceKind, schema: StructType) -> Wanted:
-    """The columns that somebody wants: all, or those of a schema that was given."""
+    """Return the requested columns: all, or those of a schema that was given."""
     known = {field.name: field.dataType for field in schema_of(kind).fields}
     parsed = None
     for field in schema.fields:
@@ -95,7 +95,7 @@ def columns_of(kind: SourceKind, schema: StructType) -> Wanted:
 
 
 def _parsed(field: StructField) -> pa.StructType:
-    """What the payload is to become."""
+    """Return the type that the payload is parsed into."""
     kind: pa.DataType | None = None
     try:
         kind = to_arrow_type(field.dataType, timezone="UTC")
@@ -256,7 +256,7 @@ def _check_entries(schema: StructType, overwrite: bool) -> None:
 
 
 class StagedCommit(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's report to the driver."""
 
     def __init__(self, staged: Staged) -> None:
         self.staged = staged
@@ -307,7 +307,7 @@ class StreamAppender(DataSourceStreamArrowWriter):
 
 
 def _sender(options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> Sender | None:
-    """What sends the rows over MQTT, if an option says so."""
+    """Return the sender of rows over MQTT, if an option asks for it."""
     targets = [name.lower() for name in options if name.lower() in {"fanout", "publish", "redis_stream"}]
     if len(targets) != 1:
         raise OptionError("one of the options `redis_stream`, `fanout` and `publish` says where to write")
@@ -321,7 +321,7 @@ def _sender(options: Mapping[str, str], schema: StructType, overwrite: bool, *, 
 
 
 class Acknowledged(WriterCommitMessage):
-    """What a task tells the driver when the broker has taken everything."""
+    """A task's report to the driver that the broker has acknowledged everything."""
 
     def __init__(self, sent: SendCounts) -> None:
         self.sent = sent
@@ -344,7 +344,7 @@ class BatchSender(DataSourceArrowWriter):
         self._sender.line.note(_sent(messages), 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is sent cannot be called back."""
+        """Do nothing: sent messages cannot be recalled."""
 
 
 class StreamSender(DataSourceStreamArrowWriter):
@@ -360,4 +360,4 @@ class StreamSender(DataSourceStreamArrowWriter):
         self._sender.line.note(_sent(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What is sent cannot be called back; the batch is sent again, under the same ids."""
+        """Do nothing: sent messages cannot be recalled; the batch is sent again, under the same ids."""

@@ -192,7 +192,7 @@ def _data(options: Mapping[str, str]) -> bytes | None:
 
 
 def _fields(options: Mapping[str, str]) -> dict[str, object]:
-    """What the batches say besides."""
+    """Return the optional fields of a batch."""
     fields: dict[str, object] = {}
     if "expires_in" in options:
         fields["expires_in"] = number("expires_in", options["expires_in"])

@@ -47,7 +47,7 @@ _Fit = Callable[[Any], Any]
 
 
 def unfit(kind: pa.DataType, path: str = "json") -> str | None:
-    """Why payloads cannot be parsed as that; None if they can."""
+    """Return why payloads cannot be parsed as that type; None if they can."""
     if pa.types.is_list(kind):
         return unfit(kind.value_type, f"{path}[]")
     if pa.types.is_struct(kind):
@@ -71,14 +71,14 @@ class JsonPayloads:
         )
 
     def column(self, payloads: pa.Array) -> pa.Array:
-        """Of byte strings, none of them null."""
+        """Make the column of payloads, none of them null."""
         if not len(payloads):
             return pa.nulls(0, self._kind)
         made = self._at_once(payloads)
         return self._fitted(payloads.to_pylist()) if made is None else made
 
     def _at_once(self, payloads: pa.Array) -> pa.Array | None:
-        """All of them; None if Arrow cannot, or might not see what `_fitted` would.
+        """Parse all by Arrow; None if Arrow cannot, or might miss what `_fitted` would see.
 
         They go to Arrow with a line feed between. Each begins and ends like an object. So whatever is still open at the
         end of one is an error: a text has no line feeds, and behind a brace no other one opens. Each is then at least
@@ -102,12 +102,12 @@ class JsonPayloads:
         return pa.StructArray.from_arrays(fields, names=table.column_names)
 
     def _fitted(self, payloads: Sequence[bytes]) -> pa.Array:
-        """One by one."""
+        """Parse one by one."""
         return pa.array([self._fit(_parsed(payload)) for payload in payloads], self._kind)
 
 
 def _are_objects(payloads: pa.Array, lines: bytes) -> bool:
-    """Whether each looks like an object, none is too deep, and numbers are numbers."""
+    """Return True if each looks like an object, none is too deep, and numbers are numbers."""
     if not pc.all(pc.and_(pc.starts_with(payloads, b"{"), pc.ends_with(payloads, b"}"))).as_py():
         return False
     long = payloads.filter(pc.greater(pc.binary_length(payloads), _DEEP))
@@ -128,7 +128,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _parsed(payload: bytes) -> Any:
-    """What the JSON says; None if it is none."""
+    """Parse JSON; None if it is none."""
     try:
         return json.loads(payload.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -140,7 +140,7 @@ def _no_number(_: str) -> None:
 
 
 def _fit(kind: pa.DataType) -> _Fit:
-    """A function that makes a value what is declared, or None."""
+    """Return a function that converts a value to the declared type, or to None."""
     if pa.types.is_struct(kind):
         return _struct({field.name: _fit(field.type) for field in kind})
     if pa.types.is_list(kind):

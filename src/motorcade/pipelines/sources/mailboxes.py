@@ -1,4 +1,4 @@
-"""What waits in mailboxes, as rows; read once, as of now. For audits: what the store itself says is still pending.
+"""The backlog in mailboxes, as rows; read once, as of now. For audits: what is still pending by the store itself.
 
 Tasks share the cells of a Redis store; an embedded store is read by one task.
 """

@@ -70,7 +70,7 @@ class StoredStreamReader:
         return {"offset": self._after(self._options.starting, self._extent())}
 
     def end(self, start: Offset) -> Offset:
-        """The last row of a read that ends."""
+        """Return the last row of a read that ends."""
         extent = self._extent()
         self._check(int(start["offset"]), extent)
         ending = self._options.ending
@@ -81,7 +81,7 @@ class StoredStreamReader:
         return {"offset": self._extent().last}
 
     def next(self, start: Offset, most: int | None, target: Offset | None) -> Offset:
-        """The end of the next batch, of `most` rows; not beyond `target`."""
+        """Return the end of the next batch, of `most` rows; not beyond `target`."""
         after = int(start["offset"])
         extent = self._extent()
         self._check(after, extent)
@@ -108,7 +108,7 @@ class StoredStreamReader:
         return self._seen
 
     def _check_exists(self, reader: StoreReader, extent: Extent) -> None:
-        """A stream is in the store from its first record on; before that, its name or a declaration may say so."""
+        """Check that the stream exists: in the store from its first record on; before that, it may be declared."""
         if extent.last or self._options.if_missing is Missing.EMPTY or is_declared(reader, self._options.name):
             return
         there = ", ".join(reader.streams()) or "none"
@@ -119,7 +119,7 @@ class StoredStreamReader:
         )
 
     def _after(self, place: Place, extent: Extent) -> int:
-        """The offset after which `place` begins."""
+        """Return the offset after which `place` begins."""
         match place:
             case Edge.EARLIEST:
                 return extent.floor - 1
@@ -137,7 +137,7 @@ class StoredStreamReader:
                 return after
 
     def _check(self, after: int, extent: Extent) -> None:
-        """Whether a read that has come to `after` can go on."""
+        """Raise if a read cannot go on after `after`."""
         if after > extent.last:
             raise PipelineError(
                 f"the stream {self._options.name!r} ends at offset {extent.last}, but was read up to {after}: it was "
@@ -147,7 +147,7 @@ class StoredStreamReader:
             raise self._trimmed(after + 1, extent.floor - 1)
 
     def _check_mark(self, start: Offset) -> None:
-        """Whether the record up to which was read is still the same, if it is still there."""
+        """Raise if the last record that was read is there and is not the same any more."""
         if "mark" not in start or start == self._known:
             return
         mark = self._mark(int(start["offset"]))
@@ -159,7 +159,7 @@ class StoredStreamReader:
         self._known = start
 
     def _mark(self, number: int) -> Offset:
-        """What a record is known by; nothing if it is not there."""
+        """Return what identifies a record; nothing if it is not there."""
         for page in self._reader().pages(self._options.name, number - 1, number):
             return {"mark": hashlib.blake2b(page.values[0], digest_size=8).hexdigest()}
         return {}
@@ -216,7 +216,7 @@ class StoredStreamReader:
         return pa.RecordBatch.from_arrays([made[name] for name in self._wanted.names], self._wanted.names)
 
     def _stored(self, page: StreamPage) -> pa.RecordBatch:
-        """The records of a page: those in the usual form at once, and the others one by one."""
+        """Decode the records of a page: those in the usual form at once, and the others one by one."""
         found = unpack(page.values)
         if found is None or 2 * len(found.rows) < len(page.values):
             return self._decoded(page)[1]
@@ -231,7 +231,7 @@ class StoredStreamReader:
         return columns.merged([(usual.offsets, batch), others]) if others[0] else batch
 
     def _decoded(self, page: StreamPage) -> tuple[Sequence[int], pa.RecordBatch]:
-        """The same, one by one; with the offsets of those that could be read."""
+        """Decode one by one; return also the offsets of those that could be read."""
         try:
             numbers, moments, records = page.offsets, page.times, list(map(decode, page.values))
         except RecordError:
@@ -241,7 +241,7 @@ class StoredStreamReader:
     def _decoded_singly(
         self, numbers: Sequence[int], moments: Sequence[float], values: Sequence[bytes]
     ) -> tuple[list[int], list[float], list[Record]]:
-        """The same, where one or more cannot be read."""
+        """Decode one by one where some cannot be read."""
         kept: tuple[list[int], list[float], list[Record]] = ([], [], [])
         for number, moment, value in zip(numbers, moments, values, strict=True):
             try:
@@ -264,7 +264,7 @@ class StoredStreamReader:
 
 
 def is_declared(reader: StoreReader, name: str) -> bool:
-    """Whether every node has such a stream, or somebody has created it."""
+    """Return True if every node has such a stream, or it was created."""
     from motorcade.plugins.fanout.tables import RECEIPTS  # noqa: PLC0415 - takes long, and is asked for hardly ever
     from motorcade.plugins.logs.streams.service import COLLECTION, declares  # noqa: PLC0415 - likewise
 

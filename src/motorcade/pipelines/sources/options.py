@@ -1,4 +1,4 @@
-"""What the users of the source may say, checked before anything is opened.
+"""Options of the source, checked before anything is opened.
 
 An option that is not known is an error, since a misspelt one would be ignored in silence.
 """
@@ -26,7 +26,7 @@ class OptionError(MotorcadeError):
 
 
 class SourceKind(StrEnum):
-    """What is read; the name of the option that says which one."""
+    """The kinds of sources; the value is the name of the option."""
 
     STREAM = auto()
     REDIS_STREAM = auto()
@@ -52,14 +52,14 @@ Place = Edge | Moment | str
 
 
 class Lost(StrEnum):
-    """What to do about rows that cannot be had."""
+    """The reaction to rows that are gone."""
 
     FAIL = auto()
     SKIP = auto()  #: go on without them; how many they are is logged
 
 
 class Missing(StrEnum):
-    """What to do about a stream that is not there."""
+    """The reaction to a stream that does not exist."""
 
     FAIL = auto()
     EMPTY = auto()  #: it has no rows yet
@@ -108,7 +108,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What may be said when a frame is written."""
+    """Options of writing a frame."""
 
     store: str
     redis_stream: str

@@ -38,7 +38,7 @@ WINDOW: Final = 500
 
 
 class Unrouted(StrEnum):
-    """What to do about a message that nobody takes."""
+    """The reaction to a message without subscribers."""
 
     FAIL = auto()
     IGNORE = auto()

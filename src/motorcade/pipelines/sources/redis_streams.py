@@ -33,7 +33,7 @@ log = structlog.get_logger("motorcade.pipelines")
 
 
 class Range(NamedTuple):
-    """What a task reads."""
+    """The range that a task reads."""
 
     after: str  #: id
     last: str  #: id; it is part of the range
@@ -110,7 +110,7 @@ class RedisStreamReader:
         return [Range(str(low), str(high), str(start["id"]), int(start["entries"])) for low, high in edges]
 
     def _parts(self, after: EntryId, last: EntryId, extent: NativeExtent) -> int:
-        """How many tasks, if entries come evenly."""
+        """Return the number of tasks, if entries are spread evenly."""
         whole = max(1, extent.last.milliseconds - (extent.first or after).milliseconds)
         rows = extent.length * min(1.0, (last.milliseconds - after.milliseconds + 1) / whole)
         return min(MAX_PARTITIONS, max(1, math.ceil(rows / self._options.rows_per_partition)))
@@ -127,7 +127,7 @@ class RedisStreamReader:
         return self._seen
 
     def _after(self, place: Place, extent: NativeExtent) -> EntryId:
-        """The id after which `place` begins."""
+        """Return the id after which `place` begins."""
         match place:
             case Edge.EARLIEST:
                 return extent.first.before() if extent.first is not None else extent.last
@@ -150,7 +150,7 @@ class RedisStreamReader:
 
     @staticmethod
     def _gone(after: EntryId, entries: int, extent: NativeExtent) -> int:
-        """How many entries were added after `after` and are gone."""
+        """Return how many entries were added after `after` and are gone."""
         if extent.first is not None and extent.first <= after:
             return 0
         return max(0, extent.added - extent.length - entries)
@@ -189,7 +189,7 @@ class RedisStreamReader:
         self._check_overtaken(reader, part, reached)
 
     def _check_overtaken(self, reader: NativeReader, part: Range, reached: EntryId) -> None:
-        """Whether a trim since the planning has taken rows from before us."""
+        """Raise if a trim since the planning has removed rows that were not read."""
         extent = reader.extent(self._options.name)
         if extent.first is not None and extent.first <= reached:
             return

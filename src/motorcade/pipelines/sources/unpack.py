@@ -52,7 +52,7 @@ _INLINE: Final = 12
 
 
 class _Encoding:
-    """How a field of some length begins: by the first byte, whether it may, and how long it is."""
+    """The header of a field: by its first byte, whether it is valid, and its length."""
 
     def __init__(self, widths: Mapping[int, int], fixed: Mapping[int, int]) -> None:
         """`widths`: bytes that tell the length; `fixed`: the length itself."""
@@ -73,7 +73,7 @@ _BYTES_OR_NIL: Final = _Encoding({0xC4: 1, 0xC5: 2, 0xC6: 4}, {_NIL: 0})
 
 
 class Slices(NamedTuple):
-    """Where a field is, in each record."""
+    """The position of a field in each record."""
 
     starts: Integers
     sizes: Integers
@@ -96,7 +96,7 @@ class _Walk:
         return self.data[self.at]
 
     def words(self, kind: str) -> npt.NDArray[Any]:
-        """What stands there, read as numbers of some width."""
+        """Read numbers of some width."""
         width = np.dtype(kind).itemsize
         there: npt.NDArray[Any] = np.ndarray((len(self.data) - width + 1,), kind, self.data, strides=(1,))
         return there[self.at]
@@ -109,7 +109,7 @@ class _Walk:
         self.at = to
 
     def field(self, kind: _Encoding) -> Slices:
-        """A field of some length."""
+        """Read a field of some length."""
         heads = self.heads()
         first = int(heads[0]) if len(heads) else _NIL
         if kind.valid[first] and kind.widths[first] <= 1 and (heads == first).all():
@@ -127,7 +127,7 @@ class _Walk:
         return Slices(starts, sizes, heads)
 
     def _alike(self, kind: _Encoding, head: int, heads: ByteArray) -> Slices:
-        """The same in less time, where the field begins with the same byte in all records."""
+        """Read a field faster, where it begins with the same byte in all records."""
         width = int(kind.widths[head])
         starts = self.at + 1 + width
         sizes = self._number(self.at + 1, 1) if width else np.full(len(heads), kind.sizes[head])
@@ -141,7 +141,7 @@ class _Walk:
         return number
 
     def byte(self, *allowed: int) -> ByteArray:
-        """A field of one byte."""
+        """Read a field of one byte."""
         heads = self.heads()
         right = heads == allowed[0]
         for other in allowed[1:]:
@@ -164,7 +164,7 @@ class _Walk:
         self.move(self.at + np.where(there, 9, 1))
 
     def some(self, rows: Integers) -> _Walk:
-        """The walk of some records; `join` brings it back."""
+        """Return the walk of some records; `join` merges it back."""
         part = _Walk(self.data, self.at[rows], self.ends[rows])
         part.fine = self.fine[rows]
         return part
@@ -204,7 +204,7 @@ class Unpacked:
         self.rows: Integers = np.flatnonzero(self.fine)  #: that are
 
     def _ends_plainly(self, walk: _Walk) -> bool:
-        """Whether all messages are without properties, as most are: then the rest is eight bytes."""
+        """Return True if all messages are without properties, as most are: then the rest is eight bytes."""
         tails = walk.words("<u8")
         if not ((tails >> 24 == _NO_PROPERTIES) & (walk.at + 8 == walk.ends)).all():
             return False
@@ -286,7 +286,7 @@ class Unpacked:
 
 
 def _walk_properties(walk: _Walk) -> _Properties:
-    """The array of pairs at the end; of up to 15, which is what one byte can tell."""
+    """Walk the array of pairs at the end; of up to 15, which is what one byte can tell."""
     heads = walk.byte(*range(0x90, 0xA0))
     counts = np.where(walk.fine, heads & 0x0F, 0).astype(np.int64)
     owners: list[Integers] = [np.zeros(0, np.int64)]
@@ -312,6 +312,6 @@ def _joined(slices: list[Slices], order: Integers) -> Slices:
 
 
 def unpack(values: Sequence[bytes]) -> Unpacked | None:
-    """The records of a page; None if they are too many bytes."""
+    """Unpack the records of a page; None if they are too many bytes."""
     sizes = np.fromiter(map(len, values), np.int64, len(values))
     return Unpacked(values, sizes) if sizes.sum() <= MAX_BYTES - len(_MARGIN) else None
