@@ -14,7 +14,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadOptionsError, UnknownError
 from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel, Suback, Subscribe, Will
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.storage.ports import Draft, Entry, StoreError, StoreFullError
+from motorcade.storage.ports import Entry, StoreError, StoreFullError
 from tests.unit.ecq.node import EXCLUSIVE, ROOTS, SHARED, EcqNode, numbers, told, values
 
 QUOTA, REFUSED = 0x97, 0x83
@@ -144,19 +144,6 @@ def test_wills_and_plugins_of_the_node_append() -> None:
 # -- progress
 
 
-def test_progress_waits_for_the_oldest() -> None:
-    with EcqNode.on() as node:
-        node.fill("car", *((key, b"v") for key in "abcd"))
-        car = node.consumer()
-        messages = car.messages()
-        car.ack(messages[1], messages[3])
-        assert 0 == node.progress()
-        car.ack(messages[0])
-        assert 2 == node.progress()
-        car.close()
-        assert [3, 4] == numbers(node.consumer().messages()), "what was acknowledged beyond it comes again"
-
-
 def test_progress_outlives_the_process_and_is_there_at_once() -> None:
     """A clean end writes it; a killed node forgets no more than an interval; whoever comes back at once finds it."""
     for killed in (False, True):
@@ -190,54 +177,6 @@ def test_a_newer_value_supersedes_what_was_in_flight() -> None:
             messages = node.consumer("car", **lasting).messages()
             assert [("b", b"1"), ("a", b"new")] == values(messages)
             assert not [message for message in messages if message.dup]
-
-
-def test_progress_passes_what_was_replaced() -> None:
-    """Once the consumer is away: until then it may still acknowledge it."""
-    with EcqNode.on() as node:
-        car = node.consumer()
-        node.fill("car", ("a", b"1"), ("a", b"2"))
-        car.ack(car.messages()[1])
-        assert 0 == node.progress()
-        car.close()
-        node.turn()
-        assert 2 == node.progress()
-
-
-# -- reading beside appending
-
-
-def test_what_is_appended_while_it_reads_is_not_missed() -> None:
-    with EcqNode.on() as node:
-        node.fill("car", ("a", b"1"))
-        node.held.held_reads = True
-        car = node.client("car")
-        car.subscribe("$ECQ/car/#")
-        (reading,) = node.held.reads
-        found = reading.apply()
-        reading.apply = lambda: found  # the answer is on its way
-        node.held.held_reads = False
-        node.fill("car", ("b", b"2"), ("a", b"3"))
-        node.held.let_read()
-        assert [1, 2, 3] == numbers(car.messages())
-
-
-def test_nobody_is_given_what_the_node_has_not_heard_of() -> None:
-    """It may be one too many, and go again; if it stays, it comes in its place, or when the heartbeat finds it."""
-    for heartbeat in (False, True):
-        with EcqNode.on(heartbeat=10.0) as node:
-            node.fill("car", ("a", b"1"), ("b", b"2"))
-            mailboxes = node.held.mailboxes
-            (entry, _) = node.run(mailboxes.read("ecq:car", 0, 2, 0.0))
-            node.run(mailboxes.append(["ecq:car"], Draft(entry.body, key=b"z"), node.now))
-            car = node.consumer()
-            assert [1, 2] == numbers(car.messages())
-            if heartbeat:
-                node.wait(11.0)
-                assert [(3, "z", b"1")] == told(car.messages())
-            else:
-                node.fill("car", ("c", b"4"))
-                assert [3, 4] == numbers(car.messages())
 
 
 # -- refusals of consumers
@@ -553,21 +492,6 @@ def test_rewinding_to_a_number() -> None:
             assert 1 == node.progress()
             car = car if connected else node.consumer()
             assert [3, 4, 5] == numbers(car.messages())
-
-
-def test_rewinding_while_messages_are_in_flight() -> None:
-    """What was sent before it does not count; what was not sent yet does not come."""
-    with EcqNode.on() as node:
-        node.fill("car", *((f"k{number}", b"v") for number in range(10)))
-        car = node.consumer("car", receive_maximum=4)
-        before = car.messages()
-        node.rewind(to=1)
-        car.ack(*before)
-        after = car.messages()
-        assert [1, 2, 3, 4] == numbers(after)
-        assert 0 == node.progress()
-        car.ack(*after)
-        assert [5, 6, 7, 8] == numbers(car.messages())
 
 
 def test_rewinding_while_messages_come() -> None:

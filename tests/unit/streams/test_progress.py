@@ -72,21 +72,6 @@ def test_what_is_acknowledged_after_unsubscribing_counts() -> None:
         assert ({}, 8) == (node.cursors(), node.committed())
 
 
-def test_progress_goes_back_only_with_a_position() -> None:
-    """And then follows from there; of a client that has committed nothing it begins with the position."""
-    for stream, offset in (("s", "3"), ("s/3", "")):
-        with StreamsNode.with_stream() as node:
-            car = reading(node)
-            car.drain()
-            car.disconnect()
-            assert 8 == node.progress()["s/car"][1]
-            car = node.reader("car", offset, stream=stream)
-            assert 2 == node.progress()["s/car"][1]
-            car.ack(car.messages()[0])
-            car.disconnect()
-            assert 3 == node.progress()["s/car"][1]
-
-
 def test_several_subscriptions_share_the_progress() -> None:
     """It is that of the one farthest behind, as long as it is there. Nothing is missed, whichever ends first."""
     with StreamsNode.with_stream() as node:

@@ -68,25 +68,6 @@ def test_what_is_appended_past_the_service_is_read_to_the_end() -> None:
             assert 0 == node.counters["found_late"]
 
 
-def test_appends_past_the_service_beside_its_own() -> None:
-    """Both at once, again and again: every reader gets all there is, each once."""
-    with StreamsNode.with_stream() as node:
-        readers = [node.reader(f"car{number}", "earliest", window=50) for number in range(3)]
-        for start in range(0, 60, 6):
-            own = [node.appending(b"%d" % start), node.appending(b"%d" % (start + 1))]
-            node.append_past(start + 2, start + 3)
-            own.append(node.appending(b"%d" % (start + 4)))
-            node.append_past(start + 5)
-            assert all(each.done for each in own)
-        for car in readers:
-            car.drain()
-            assert list(range(60)) == sorted(numbers(car.received))
-            assert list(range(1, 61)) == offsets(car.received)
-        node.wait(11)
-        info, stream = node.run(node.held.streams.info("s")), node.stream
-        assert info == StreamInfo(stream.first, stream.tail, stream.records, stream.size_bytes)
-
-
 def test_what_the_store_cannot_tell_is_found_within_an_interval() -> None:
     """Another process, or a write of unknown outcome: readers at the tail do not wait for the next append."""
     with StreamsNode.with_stream() as node:
@@ -271,24 +252,6 @@ def test_a_store_that_cannot_be_read_is_tried_again(monkeypatch: pytest.MonkeyPa
 # -- coming back
 
 
-def test_acknowledged_out_of_order_then_away() -> None:
-    """In the same process only what the session has in flight comes again, as a repetition; the rest comes once."""
-    with StreamsNode.with_stream() as node:
-        node.append_numbers(20)
-        car = node.reader("car", "earliest", **LASTING)
-        messages = car.messages()
-        car.ack(messages[2])
-        car.ack(messages[0])
-        assert [4, 5] == numbers(car.messages())
-        car.close()
-        node.append_numbers(5, 20)
-        car = node.reader("car", **LASTING)
-        again = car.messages()
-        assert ([1, 3, 4, 5], {True}) == (numbers(again), {message.dup for message in again})
-        car.drain()
-        assert [1, *range(3, 25)] == numbers(car.received)
-
-
 def test_what_was_given_and_never_sent_holds_up_nobody_when_it_is_trimmed() -> None:
     with StreamsNode.with_stream() as node:
         node.append_numbers(20)
@@ -313,23 +276,6 @@ def test_a_refusal_counts_as_delivered() -> None:
         assert (2, 1) == (node.cursor().done, node.counters["refused"])
 
 
-def test_after_a_restart_only_what_was_not_committed_comes_again() -> None:
-    """Of a session that lasts, and of a client that begins anew by its name."""
-    for killed in (False, True):
-        for session in (LASTING, {}):
-            with StreamsNode.with_stream(progress_interval=10.0) as node:
-                node.append_numbers(30)
-                car = node.reader("car", "earliest", **session)
-                for _ in range(10):
-                    car.messages()
-                    car.ack(car.inflight[0])
-                node.wait(10)
-                car.ack(*car.inflight[:1])
-                second = node.kill() if killed else node.restart()
-                car = second.reader("car", **session)
-                assert list(range(10 if killed else 11, 30)) == [int(payload) for payload in car.drain()]
-
-
 def test_killed_before_the_first_progress_is_written() -> None:
     """Nothing is lost: it begins with the oldest."""
     with StreamsNode.with_stream() as node:
@@ -340,20 +286,6 @@ def test_killed_before_the_first_progress_is_written() -> None:
         second.held.held = False
         second.append_numbers(1, 3)
         assert [b"0", b"1", b"2", b"3"] == second.reader("car", **LASTING).drain()
-
-
-def test_a_named_position_counts_each_time() -> None:
-    """Subscribing again begins anew; acknowledgements from before it do not count. Without one nothing changes."""
-    with StreamsNode.with_stream() as node:
-        node.append_numbers(10)
-        car = node.reader("car", "earliest", window=20)
-        before = car.messages()
-        read(car)
-        assert [] == car.messages()
-        read(car, offset="8")
-        assert [7, 8, 9] == numbers(car.messages())
-        car.ack(before[9])
-        assert (7, 3) == (node.cursor().done, node.cursor().in_flight)
 
 
 def test_two_subscriptions_have_a_place_each() -> None:
@@ -410,28 +342,6 @@ def test_a_stream_that_is_declared_later() -> None:
         node.create("later")
         node.append(b"1", stream="later")
         assert [b"1"] == car.drain()
-
-
-def test_deleted_and_made_again() -> None:
-    """Old records, what was given of them and all progress are gone; the subscription lives on."""
-    for connected in (True, False):
-        with StreamsNode.with_stream() as node:
-            node.append_numbers(10)
-            car = node.reader("car", "earliest", window=2, **LASTING)
-            assert [0, 1] == numbers(car.messages())
-            if not connected:
-                car.close()
-            node.run(node.streams.delete("s"))
-            node.create()
-            node.append(b"100", b"101", b"102")
-            if not connected:
-                car = node.reader("car", **LASTING)
-            node.wait(10)
-            car.drain()
-            assert [100, 101, 102] == numbers(car.received)[-3:]
-            assert [1, 2, 3] == offsets(car.received)[-3:]
-            view = node.run(node.streams.show("s"))
-            assert ((3, 0, 1), "car") == ((view.last, view.lag, view.readers), view.reading[0].client)
 
 
 def test_leaving_the_configuration_loses_nothing() -> None:
