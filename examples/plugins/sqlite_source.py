@@ -1,4 +1,4 @@
-"""Rows of SQLite tables for whoever subscribes to rows/{table}: docs/sources.md tells why it is written like this."""
+"""Rows of SQLite tables for subscribers of rows/{table}; docs/sources.md explains the code."""
 
 import asyncio
 import sqlite3
