@@ -541,7 +541,7 @@ class Broker:
         self._listeners.clear()
         for connection in self.connections:
             if connection.channel is not None:
-                connection.channel.use_routes()
+                connection.channel.context.use_routes()
         rules, self._rules = self._rules, self.state.hooks.client_authorize
         if self._rules is not None and self._rules is not rules:
             self.loop.call_soon(self.recheck_access)  # other rules: what was allowed may not be any more

@@ -19,6 +19,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
+from motorcade.broker.client_context import ClientContext
 from motorcade.broker.effects import (
     NEXT_TURN,
     RECEIVE,
@@ -33,7 +34,7 @@ from motorcade.broker.effects import (
     Steps,
 )
 from motorcade.broker.frames import is_released, message_of, qos_of, released
-from motorcade.broker.publishing import MAX_DETAIL, Publishing, unanswered
+from motorcade.broker.publishing import Publishing, unanswered
 from motorcade.broker.session import Session
 from motorcade.broker.state import BrokerState
 from motorcade.commit import is_refusal
@@ -77,14 +78,16 @@ class Refused(ProtocolError):  # noqa: N818 - an answer, not a fault
     """The client is not let in; CONNACK tells why."""
 
 
-class Channel(Publishing):
+class Channel:
     """One connection's view of the rules."""
 
-    __slots__ = ("_method", "max_packet", "session")
+    __slots__ = ("_method", "client", "context", "publishing", "session", "state")
 
     def __init__(self, state: BrokerState, client: ClientInfo) -> None:
-        super().__init__(state, client)
-        self.max_packet = 0  # bytes of a packet the client takes; 0 is any
+        self.state = state
+        self.client = client
+        self.context = ClientContext(state, client)
+        self.publishing = Publishing(self.context)
         self.session: Session | None = None
         self._method: str | None = None  # of enhanced authentication
 
@@ -96,13 +99,13 @@ class Channel(Publishing):
                 raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "the first packet must be CONNECT")  # [MQTT-3.1.0-1]
             return self._connect(packet, wall)
         if isinstance(packet, Publish):
-            return self.publish(session, packet, wall)
+            return self.publishing.publish(session, packet, wall)
         if isinstance(packet, Puback):
             return self._puback(session, packet, wall)
         if isinstance(packet, Pubrec):
             return self._pubrec(session, packet, wall)
         if isinstance(packet, Pubrel):
-            return self.pubrel(session, packet, wall)
+            return self.publishing.pubrel(session, packet, wall)
         if isinstance(packet, Pubcomp):
             return self._pubcomp(session, packet, wall)
         if isinstance(packet, Subscribe):
@@ -119,20 +122,14 @@ class Channel(Publishing):
         detail = "second CONNECT" if isinstance(packet, Connect) else f"a client must not send {name}"
         raise ProtocolError(ReasonCode.PROTOCOL_ERROR, detail)  # [MQTT-3.1.0-2]
 
-    def problem(self, detail: str) -> Properties:
-        """A reason string, if the client wants one. [MQTT-3.1.2-29]"""
-        if not detail or not self.told_problems or self.version != 5:
-            return NONE
-        return Properties(reason_string=detail[:MAX_DETAIL])
-
     # -- CONNECT
 
     def _connect(self, packet: Connect, wall: float) -> Steps:
         client, state = self.client, self.state
-        self.version = client.version = packet.version
+        self.context.version = client.version = packet.version
         properties = packet.properties
-        self.told_problems = properties.request_problem_information != 0
-        self.max_packet = properties.maximum_packet_size or 0
+        self.context.told_problems = properties.request_problem_information != 0
+        self.context.max_packet = properties.maximum_packet_size or 0
         client.username = packet.username
         client.clean_start = packet.clean_start
         client.keep_alive = packet.keep_alive
@@ -152,7 +149,7 @@ class Channel(Publishing):
         self._check_draining()
         keep_alive = self._keep_alive(packet.keep_alive)
         connack = self._connack(packet, keep_alive, allow)
-        if self.max_packet and len(codec.encode(connack, self.version)) > self.max_packet:
+        if self.context.max_packet and len(codec.encode(connack, self.context.version)) > self.context.max_packet:
             raise Refused(ReasonCode.PACKET_TOO_LARGE, "the client takes no packet as long as CONNACK")
         session, present, wills = state.registry.open(client, clean=packet.clean_start, wall=wall)
         for message in wills:
@@ -242,7 +239,7 @@ class Channel(Publishing):
 
     def _check_draining(self) -> None:
         if self.state.draining:
-            elsewhere = bool(self.state.options.server_reference) and self.version == 5
+            elsewhere = bool(self.state.options.server_reference) and self.context.version == 5
             reason = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_UNAVAILABLE
             raise Refused(reason, "this node is shutting down")
 
@@ -302,19 +299,19 @@ class Channel(Publishing):
         if will is None:
             return None
         try:
-            self.check_topic(will.topic)
+            self.context.check_topic(will.topic)
         except ProtocolError as error:
             raise Refused(error.reason, f"will: {error}") from error
-        if will.retain and not self.state.retains and self.version == 5:
+        if will.retain and not self.state.retains and self.context.version == 5:
             raise Refused(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")  # [MQTT-3.2.2-13]
-        if not (yield from self.may("publish", will.topic)):
+        if not (yield from self.context.may("publish", will.topic)):
             raise Refused(ReasonCode.NOT_AUTHORIZED, f"may not publish the will to {will.topic}")
-        message = self.message(will.topic, will.payload, will.qos, will.retain, will.properties, wall)
+        message = self.context.message(will.topic, will.payload, will.qos, will.retain, will.properties, wall)
         message.headers["will_of"] = self.client
         return message
 
     def _keep_alive(self, wanted: int) -> int:
-        if self.version == 5 and self.state.options.server_keep_alive:
+        if self.context.version == 5 and self.state.options.server_keep_alive:
             return self.state.options.server_keep_alive
         limit = self.state.limits.max_keep_alive
         return limit if limit and (not wanted or wanted > limit) else wanted
@@ -331,12 +328,12 @@ class Channel(Publishing):
         session.attach(
             packet.version,
             min(options.window or 65535, properties.receive_maximum or 65535),  # [MQTT-3.3.4-9]
-            self.max_packet,
+            self.context.max_packet,
             min(properties.topic_alias_maximum or 0, limits.max_topic_alias_out),  # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
         )
         if present and (was_special or session.special or was_version != session.version):
             self.state.pubsub.refresh(session)
-        self.use_routes()
+        self.context.use_routes()
 
     def _expiry(self, packet: Connect) -> int:
         """Seconds for which the session outlives this connection."""
@@ -347,17 +344,12 @@ class Channel(Publishing):
             wanted = 0 if packet.clean_start else options.expiry_default_v3
         return min(wanted, options.expiry_max) if options.expiry_max else wanted
 
-    def use_routes(self) -> None:
-        """Begin with no remembered access decisions; without access control all channels share the node's routes."""
-        unguarded = self.state.hooks.client_authorize is None or self.client.superuser
-        self.routes = self.state.pubsub.routes if unguarded else {}
-
     def _connack(self, packet: Connect, keep_alive: int, allow: Allow) -> Connack:
         """The answer to a client that is let in; `session_present` is not known yet."""
         if packet.version != 5:
             return Connack()
         state = self.state
-        self.told_unretained = not state.retains
+        self.context.told_unretained = not state.retains
         wanted = packet.properties.session_expiry or 0
         information = None
         if packet.properties.request_response_information == 1 and state.options.response_information:
@@ -400,15 +392,15 @@ class Channel(Publishing):
     def _pubrec(self, session: Session, packet: Pubrec, wall: float) -> Steps:
         frame = session.inflight.get(packet.packet_id)
         if frame is None:
-            reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self.version == 5 else ReasonCode.SUCCESS
+            reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self.context.version == 5 else ReasonCode.SUCCESS
             if session.durable is not None and session.durable.may_come_again(packet.packet_id):
                 return  # from an earlier connection; the message itself comes again, and PUBREC with it
             if packet.reason < 0x80:
-                yield from self.in_turn(session)
+                yield from self.publishing.in_turn(session)
                 yield SendPacket(Pubrel(packet.packet_id, reason))
             return
         if is_released(frame):
-            yield from self.in_turn(session)
+            yield from self.publishing.in_turn(session)
             yield SendPacket(Pubrel(packet.packet_id))
             return
         if qos_of(frame) != 2:
@@ -429,7 +421,7 @@ class Channel(Publishing):
             if commit.error is not None:
                 raise unanswered()
         else:
-            yield from self.in_turn(session)
+            yield from self.publishing.in_turn(session)
         yield SendPacket(Pubrel(packet.packet_id))
 
     def _pubcomp(self, session: Session, packet: Pubcomp, wall: float) -> Steps:
@@ -500,7 +492,7 @@ class Channel(Publishing):
                 refused = codec.sayable(SUBACK, ReasonCode.QUOTA_EXCEEDED)
                 reasons = [reason if reason >= 0x80 else refused for reason in reasons]
                 granted, problem = [], str(commit.error)
-        yield SendPacket(Suback(packet.packet_id, tuple(reasons), self.problem(problem)))
+        yield SendPacket(Suback(packet.packet_id, tuple(reasons), self.context.problem(problem)))
         chain = state.hooks.session_subscribed
         if chain is not None:
             for subscription, is_new in granted:
@@ -567,7 +559,7 @@ class Channel(Publishing):
         if most and added and session.filter_bytes + added > most:
             state.refuse("max_filter_bytes")
             return ReasonCode.QUOTA_EXCEEDED, f"the filters of a session may have {most} characters together"
-        if not (yield from self.may("subscribe", filter_)):
+        if not (yield from self.context.may("subscribe", filter_)):
             return ReasonCode.NOT_AUTHORIZED, f"may not subscribe to {subscription.filter}"
         return ReasonCode(subscription.qos), ""
 
@@ -575,7 +567,7 @@ class Channel(Publishing):
         state = self.state
         filters = list(packet.filters)
         if self._too_many(len(filters)):
-            if self.version != 5:  # its UNSUBACK cannot say no
+            if self.context.version != 5:  # its UNSUBACK cannot say no
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, "too many filters in one UNSUBSCRIBE")
             yield SendPacket(Unsuback(packet.packet_id, (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,) * len(filters)))
             return
@@ -651,12 +643,12 @@ class Channel(Publishing):
 
     def recheck(self, session: Session) -> Steps:
         """Access rules have changed: forget decisions, take away subscriptions that are no longer allowed."""
-        self.use_routes()
-        if session.will is not None and not (yield from self.may("publish", session.will.topic)):
+        self.context.use_routes()
+        if session.will is not None and not (yield from self.context.may("publish", session.will.topic)):
             session.will = None
         denied: list[str] = []
         for text in list(session.subscriptions):
-            if not (yield from self.may("subscribe", split_share(text)[1])):
+            if not (yield from self.context.may("subscribe", split_share(text)[1])):
                 denied.append(text)  # noqa: PERF401 - it waits
         # All at once: if this ends before, the next connection decides again.
         taken = [text for text in denied if text in session.subscriptions]

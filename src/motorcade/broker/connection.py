@@ -445,12 +445,12 @@ class Connection(asyncio.Protocol):
         state = self.broker.state
         state.stats.packets_received += 1
         try:
-            packet = codec.decode(first, body, channel.version, state.codec_limits)
+            packet = codec.decode(first, body, channel.context.version, state.codec_limits)
         except ProtocolError as error:
             if error.reason is ReasonCode.QUOTA_EXCEEDED:
                 state.refuse("max_user_properties")
             if channel.session is None and _is_v5_connect(body):
-                channel.version = 5
+                channel.context.version = 5
             raise
         if self.asked is None:
             self.asked = self.seen
@@ -575,10 +575,10 @@ class Connection(asyncio.Protocol):
         stats.dropped["not_stored"] += len(numbers)
         if not is_refusal(commit.error):
             self._fail(unanswered())
-        elif channel.version != 5:
+        elif channel.context.version != 5:
             self._fail(ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(commit.error)))
         else:
-            answer = channel.problem(str(commit.error))
+            answer = channel.context.problem(str(commit.error))
             for number in numbers:
                 self.send(SendPacket(Puback(int.from_bytes(number, "big"), ReasonCode.QUOTA_EXCEEDED, answer)))
             self.broker.flusher.later()
@@ -684,7 +684,7 @@ class Connection(asyncio.Protocol):
         assert channel is not None  # noqa: S101 - made with the connection
         session = self.session
         self.broker.state.stats.packets_sent += 1
-        data = _fitting(effect.packet, channel.version, channel.max_packet)
+        data = _fitting(effect.packet, channel.context.version, channel.context.max_packet)
         if session is None or session.link is not self:
             self.write(data)
             return
@@ -744,15 +744,15 @@ class Connection(asyncio.Protocol):
         if self.closing or channel is None:
             return
         self.why = detail or reason.name.lower()
-        if channel.version == 5 and channel.session is not None:
-            properties = channel.problem(detail)
+        if channel.context.version == 5 and channel.session is not None:
+            properties = channel.context.problem(detail)
             reference = self.broker.state.options.server_reference
             if reference and reason in (ReasonCode.SERVER_SHUTTING_DOWN, ReasonCode.USE_ANOTHER_SERVER):
                 reason = ReasonCode.USE_ANOTHER_SERVER
                 properties = replace(properties, server_reference=reference)
             self.flush()
             reason = codec.sayable(packets.DISCONNECT, reason)
-            self.write(_fitting(Disconnect(reason, properties), 5, channel.max_packet))
+            self.write(_fitting(Disconnect(reason, properties), 5, channel.context.max_packet))
         else:
             self.flush()
         self.close(self.why)
@@ -790,9 +790,9 @@ class Connection(asyncio.Protocol):
         self.why = str(error)
         if error.reason is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             self.write(b"\x20\x02\x00\x01")  # [MQTT-3.1.2-2]
-        elif channel.version == 5:
+        elif channel.context.version == 5:
             reason = codec.sayable(packets.CONNACK, error.reason)
-            self.write(_fitting(Connack(reason, properties=self._refusal(error)), 5, channel.max_packet))
+            self.write(_fitting(Connack(reason, properties=self._refusal(error)), 5, channel.context.max_packet))
         elif isinstance(error, Refused):
             code = connack_code_v3(error.reason)
             if code is not None:
@@ -801,7 +801,7 @@ class Connection(asyncio.Protocol):
 
     def _refusal(self, error: ProtocolError) -> Properties:
         assert self.channel is not None  # noqa: S101 - made with the connection
-        properties = self.channel.problem(str(error))
+        properties = self.channel.context.problem(str(error))
         reference = self.broker.state.options.server_reference
         if reference and error.reason is ReasonCode.USE_ANOTHER_SERVER:
             properties = replace(properties, server_reference=reference)

@@ -43,12 +43,13 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     Return the offset of the first byte that was not taken, and the budget that is left. 0: others have their turn now,
     whatever comes next.
     """
-    state = channel.state
-    routes = channel.routes
+    context = channel.context
+    state = context.state
+    routes = context.routes
     pubsub = state.pubsub
     dirty = state.shared.dirty
-    client = channel.client
-    version = channel.version
+    client = context.client
+    version = context.version
     v5 = version == 5
     inflight = session.inflight
     out = session.out
@@ -331,7 +332,7 @@ def _qos0(
     route: Route, data: bytes, i: int, stop: int, end: int, last: int, channel: Channel, dirty: list[Window]
 ) -> int:
     """Deliver QoS 0 packets data[i:last], each as long as the first, to the plain receivers; how many were sent."""
-    v5 = channel.version == 5
+    v5 = channel.context.version == 5
     same, other = (route.v5_all, route.v3_all) if v5 else (route.v3_all, route.v5_all)
     size = end - i
     held = 0

@@ -16,15 +16,12 @@ import logging
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from motorcade.broker.client_context import MAX_DETAIL, ClientContext
 from motorcade.broker.effects import NEXT_TURN, Await, AwaitReceiver, Effect, RunHook, SendPacket, Steps
 from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
-from motorcade.broker.state import BrokerState
 from motorcade.commit import Commit, is_refusal, joined
-from motorcade.core.client import ClientInfo
-from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
-from motorcade.core.topic import check_topic
 from motorcade.extension.hooks import AFTER, Handled, Pending
 from motorcade.mqtt import codec
 from motorcade.mqtt.packets import PUBACK, Puback, Pubcomp, Publish, Pubrec, Pubrel
@@ -36,47 +33,28 @@ log = logging.getLogger(__name__)
 ALLOWED_TOPICS = 256  #: topics per connection whose access decision is remembered
 ALLOWED_LENGTH = 1024  #: characters of these; what is longer is decided every time
 NO_MEMORY = "this node has no memory left for more messages, try again later"
-MAX_DETAIL = 200  #: characters of a reason string; it may quote what the client sent
 
 Answer = tuple[ReasonCode, str, tuple[tuple[str, str], ...]]  #: reason, detail, user properties
 
 
 class Publishing:
-    """One connection's view of the rules, as far as messages of its client go."""
+    """The rules for messages of one client."""
 
-    __slots__ = ("_aliases", "client", "routes", "state", "told_problems", "told_unretained", "version")
+    __slots__ = ("_aliases", "context", "state")
 
-    def __init__(self, state: BrokerState, client: ClientInfo) -> None:
-        self.state = state
-        self.client = client
-        self.version = 4  # until CONNECT tells
-        self.routes: dict[bytes, Route] = {}  #: topics this client may publish to; the fast path reads it
-        self.told_problems = True  #: the client wants reason strings
-        self.told_unretained = False  #: its CONNACK said that nothing is retained
+    def __init__(self, context: ClientContext) -> None:
+        self.context = context
+        self.state = context.state
         self._aliases: dict[int, str] | None = None
-
-    # -- access
-
-    def may(self, action: str, topic: str) -> Generator[Effect, Any, bool]:
-        chain = self.state.hooks.client_authorize
-        if chain is None or self.client.superuser:
-            return True
-        answer = yield RunHook(chain, (self.client, action, topic), None)
-        allowed: bool = answer is True or answer is None  # None: nobody decided, no rule forbids it
-        if allowed:
-            self.state.stats.acl_allowed += 1
-        else:
-            self.state.stats.acl_denied += 1
-        return allowed
 
     # -- PUBLISH
 
     def publish(self, session: Session, packet: Publish, wall: float) -> Steps:
         properties = packet.properties
-        state = self.state
+        state, context = self.state, self.context
         if properties.subscription_ids:  # [MQTT-3.3.4-6]
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, "a client must not send subscription identifiers")
-        if packet.retain and self.told_unretained:  # [MQTT-3.2.2-14]
+        if packet.retain and context.told_unretained:  # [MQTT-3.2.2-14]
             raise ProtocolError(ReasonCode.RETAIN_NOT_SUPPORTED, "this node keeps no retained messages")
         topic = self._topic(packet)
         doubt = None
@@ -104,7 +82,7 @@ class Publishing:
         if packet.qos == 0:
             return
         answer = self._answer(reason, detail, extra)
-        told = codec.sayable(PUBACK, reason) if self.version == 5 else ReasonCode.SUCCESS
+        told = codec.sayable(PUBACK, reason) if context.version == 5 else ReasonCode.SUCCESS
         if packet.qos == 1:
             yield SendPacket(Puback(packet.packet_id, told, answer))
             return
@@ -127,16 +105,16 @@ class Publishing:
 
     def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
         """Properties of a PUBACK or PUBREC: the reason of an error, and what a plugin adds, if the client wants it."""
-        text = detail[:MAX_DETAIL] if reason >= 0x80 and self.told_problems else ""
-        if self.version != 5 or not (text or extra):
+        text = detail[:MAX_DETAIL] if reason >= 0x80 and self.context.told_problems else ""
+        if self.context.version != 5 or not (text or extra):
             return NONE
-        return Properties(reason_string=text or None, user_properties=extra if self.told_problems else ())
+        return Properties(reason_string=text or None, user_properties=extra if self.context.told_problems else ())
 
     def _topic(self, packet: Publish) -> str:
         """The topic of a PUBLISH, from its alias if it has one."""
         alias = packet.properties.topic_alias
         if alias is None:
-            self.check_topic(packet.topic)
+            self.context.check_topic(packet.topic)
             return packet.topic
         limit = self.state.limits.max_topic_alias
         if alias > limit:
@@ -146,21 +124,13 @@ class Publishing:
         if self._aliases is None:
             self._aliases = {}
         if packet.topic:
-            self.check_topic(packet.topic)
+            self.context.check_topic(packet.topic)
             self._aliases[alias] = packet.topic
             return packet.topic
         known = self._aliases.get(alias)
         if known is None:
             raise ProtocolError(ReasonCode.PROTOCOL_ERROR, f"topic alias {alias} was never set")
         return known
-
-    def check_topic(self, topic: str) -> None:
-        try:
-            check_topic(topic, self.state.limits.max_topic_levels)
-        except TopicError as error:
-            if "levels" in str(error):
-                self.state.refuse("max_topic_levels")
-            raise ProtocolError(ReasonCode.TOPIC_NAME_INVALID, str(error)) from error  # [MQTT-3.3.2-2]
 
     def _check_awaiting(self, session: Session) -> None:
         limit = self.state.session_options.max_awaiting_rel
@@ -175,27 +145,27 @@ class Publishing:
 
         `doubt`: it has come before, but perhaps not reached everybody.
         """
-        state = self.state
+        state, context = self.state, self.context
         if state.full and doubt is None:
             state.refuse("max_memory")
             state.stats.dropped["no_memory"] += 1
-            if self.version != 5 and packet.qos:
+            if context.version != 5 and packet.qos:
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, NO_MEMORY)
             return ReasonCode.QUOTA_EXCEEDED, NO_MEMORY, ()
-        route = self.routes.get(topic.encode())
+        route = context.routes.get(topic.encode())
         if route is None or route.stale:
-            if not (yield from self.may("publish", topic)):
+            if not (yield from context.may("publish", topic)):
                 state.stats.dropped["not_authorized"] += 1
                 return ReasonCode.NOT_AUTHORIZED, f"may not publish to {topic}", ()
             yield from self._match(topic)
             route = self._remember(topic)
-        message = self.message(topic, packet.payload, packet.qos, packet.retain, packet.properties, wall)
+        message = context.message(topic, packet.payload, packet.qos, packet.retain, packet.properties, wall)
         if doubt is not None:
             message.guid = doubt.guid
         given = message
         chain = route.retain_hooks if packet.retain else route.publish_hooks
         if chain is not None:
-            result: Message | Handled = yield RunHook(chain, (self.client,), message)
+            result: Message | Handled = yield RunHook(chain, (context.client,), message)
             if isinstance(result, Handled):
                 refusal = yield from self._stored(session, given, packet, _after(given))
                 lasting = packet.qos == 2 and session.durable is not None and result.reason < 0x80
@@ -206,16 +176,16 @@ class Publishing:
                     return self._not_kept(refusal, doubt)
                 if result.outcome is not None and packet.qos:
                     result = result.outcome()
-                if result.reason >= 0x80 and self.version != 5:
+                if result.reason >= 0x80 and context.version != 5:
                     raise ProtocolError(result.reason, result.reason_string or "")
                 return result.reason, result.reason_string or "", result.user_properties
             if result.topic != topic:
                 try:
-                    self.check_topic(result.topic)
+                    context.check_topic(result.topic)
                 except ProtocolError as error:  # the plugin's fault, not the client's
                     log.warning("rewritten_topic_invalid topic=%r: %s", result.topic[:MAX_DETAIL], str(error))
                     return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "a plugin made an invalid topic of it", ()
-                if not (yield from self.may("publish", result.topic)):  # a rewritten topic passes the rules too
+                if not (yield from context.may("publish", result.topic)):  # a rewritten topic passes the rules too
                     state.stats.dropped["not_authorized"] += 1
                     return ReasonCode.NOT_AUTHORIZED, f"may not publish to {result.topic}", ()
                 yield from self._match(result.topic)
@@ -287,7 +257,7 @@ class Publishing:
             return None
         self.state.stats.dropped["not_stored"] += 1
         if is_refusal(commit.error):
-            if self.version != 5:
+            if self.context.version != 5:
                 raise ProtocolError(ReasonCode.QUOTA_EXCEEDED, str(commit.error))
             return str(commit.error)
         if packet.qos == 2:
@@ -310,33 +280,12 @@ class Publishing:
     def _remember(self, topic: str) -> Route:
         """Remember that this client may publish to a topic."""
         route = self.state.pubsub.route(topic)
-        routes = self.routes
+        routes = self.context.routes
         if routes is not self.state.pubsub.routes and len(topic) <= ALLOWED_LENGTH:
             if len(routes) >= ALLOWED_TOPICS:
                 routes.clear()
             routes[topic.encode()] = route
         return route
-
-    def message(
-        self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties, wall: float
-    ) -> Message:
-        expiry = properties.message_expiry
-        return Message(
-            topic,
-            payload,
-            qos,
-            retain,
-            self.client.client_id,
-            self.client.username,
-            self.state.guids.next(int(wall * 1_000_000)),
-            wall,
-            properties.payload_format,
-            wall + expiry if expiry is not None else None,
-            properties.content_type,
-            properties.response_topic,
-            properties.correlation_data,
-            properties.user_properties,
-        )
 
     def pubrel(self, session: Session, packet: Pubrel, wall: float) -> Steps:
         known = session.release(packet.packet_id)
@@ -350,7 +299,7 @@ class Publishing:
                 raise unanswered()
         else:
             yield from self.in_turn(session)
-        reason = ReasonCode.SUCCESS if known or self.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+        reason = ReasonCode.SUCCESS if known or self.context.version != 5 else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         yield SendPacket(Pubcomp(packet.packet_id, reason))
 
 
