@@ -662,7 +662,7 @@ def _subscription(wish: Subscription | tuple[str, int] | str) -> Subscription:
 
 
 def _seen(future: asyncio.Future[Any]) -> None:
-    """Nobody has to wait for a publish; asyncio must not complain about an exception that nobody wanted."""
+    """Mark the exception as retrieved: callers need not await a publish, and asyncio must not complain."""
     if not future.cancelled():
         future.exception()
 

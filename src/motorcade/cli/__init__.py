@@ -94,6 +94,6 @@ def main() -> None:
         # Inside a command Typer does this; outside are the moments in which it puts all commands together.
         raise SystemExit(130) from None
     except BrokenPipeError:
-        # `motorcade sub … | head` is no failure; keep Python from complaining once more when it flushes at exit.
+        # `motorcade sub … | head` is no failure; keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None

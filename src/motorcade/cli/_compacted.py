@@ -1,6 +1,6 @@
 """Compacted queues on the command line: `motorcade queue` serves them beside those that are declared.
 
-A name may mean three queues. Whoever does not say which one means the declared one, then the compacted one of the
+A name may mean three queues. Without a flag it means the declared one, then the compacted one of the
 client of that id, then the shared one. What cannot be undone is done to what was named only.
 """
 

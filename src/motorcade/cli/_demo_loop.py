@@ -36,7 +36,7 @@ ROWS: Final = 2000  #: of the table
 AUDIENCE: Final = 400  #: vehicles that the query names
 LATE: Final = 30  #: of them, that come after the message was sent
 AWAY: Final = 5  #: of them, that never come
-TWICE: Final = 20  #: rows that name a vehicle once more
+TWICE: Final = 20  #: rows that name a vehicle a second time
 WRONG: Final = 3  #: rows of the audience without a proper VIN
 FIRST: Final = 100_000  #: number of the first vehicle; other scenes have lower ones
 

@@ -42,10 +42,10 @@ def duration(text: str) -> float:
     """`7d`, `12h`, `30m`, `45s` or plain seconds, in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration; write 7d, 12h, 30m, 45s, or 0 for ever")
+        raise typer.BadParameter(f"{text!r} is no duration; write 7d, 12h, 30m, 45s, or 0 for no limit")
     seconds = float(found[1]) * _UNITS[found[2]]
     if math.isinf(seconds):
-        raise typer.BadParameter(f"{text[:20]}… is too long for a duration; 0 is for ever")
+        raise typer.BadParameter(f"{text[:20]}… is too long for a duration; 0 is no limit")
     return int(seconds) if seconds.is_integer() else seconds
 
 
@@ -63,7 +63,7 @@ def topic_filter(text: str) -> str:
 
 Retention = Annotated[
     float | None,
-    typer.Option(parser=duration, metavar="7d|12h|30m|45s", help="How long messages are kept; 0 is for ever."),
+    typer.Option(parser=duration, metavar="7d|12h|30m|45s", help="How long messages are kept; 0 is no limit."),
 ]
 Topics = Annotated[
     list[str] | None,

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from motorcade.core.redaction import escape_json
 from motorcade.core.words import printable
 
-_WIDE = 10_000  # columns of a table that nobody's screen has to show
+_WIDE = 10_000  # columns of a table that is not shown on a terminal
 
 
 def print_json(value: object) -> None:

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 _MASTERS = ("local", "local[N]", "local[*]", "spark://HOST:PORT", "yarn", "k8s://URL")
 _MASTER = re.compile(r"local(\[(\*|\d+)(, *\d+)?\]|-cluster\[\d+, *\d+, *\d+\])?|spark://.+|yarn|k8s://.+")
 
-#: Nobody looks at Spark's own interface while a command runs; what it has to say is in a file.
+#: Spark's own interface is off while a command runs; its log is in a file.
 _SETTINGS = {"spark.ui.enabled": "false", "spark.log.level": "WARN"}
 
 #: Loggers of PySpark that tell of each error a second time, with the stack of Java, and of connections that we close.
 _TALKATIVE = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
-#: Seconds that Spark has to stop, and Java to end, for somebody who is in a hurry.
+#: Seconds that Spark has to stop, and Java to end, after a second signal.
 _SHORT_PATIENCE = 3.0
 
 STOPPED = "stopped; the same command goes on from here"
@@ -176,7 +176,7 @@ def running(
     quiet: bool = False,
     stopped: str = STOPPED,
 ) -> Iterator[Running]:
-    """Take the folder, start Spark; end both. `stopped` is said to whoever interrupts it before there is anything."""
+    """Take the folder, start Spark; end both. `stopped` is printed if it is interrupted early."""
     from motorcade.cli import _progress
     from motorcade.pipelines import runner
 
@@ -194,7 +194,7 @@ def running(
 
 @contextmanager
 def noting(folder: RunDir) -> Iterator[None]:
-    """Let `pipeline status` know what has ended a run, whoever has raised it."""
+    """Store the error that has ended a run, for `pipeline status`."""
     from motorcade.pipelines import failures
 
     try:

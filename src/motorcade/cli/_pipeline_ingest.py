@@ -158,7 +158,7 @@ def _is_there(where: StoreLocation, kind: str, name: str) -> bool:
 
 
 def _check_declared(config: Path | None, where: StoreLocation, kind: str, name: str) -> None:
-    """Refuse a stream without records of which nobody knows, before there is a folder that belongs to it."""
+    """Refuse an unknown stream without records, before there is a run directory for it."""
     if _is_declared(config, where, kind, name):
         return
     there, look = "", "look at the name"

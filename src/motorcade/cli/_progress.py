@@ -31,7 +31,7 @@ class Display(Protocol):
 
 
 class Silent:
-    """Nobody watches, or nobody wants to."""
+    """Shows nothing: not a terminal, or --quiet."""
 
     def tell(self, words: str) -> None:
         pass

@@ -1,6 +1,6 @@
 """Lists of vehicles as people have them: a file with a VIN on each line.
 
-Blank lines and lines that begin with `#` count as nothing, space around a VIN likewise. Anything else that is no VIN is
+Blank lines and lines that begin with `#` are ignored, as is space around a VIN. Anything else that is no VIN is
 a mistake that is named by file and line; nothing is corrected, and nothing of such a list is sent.
 """
 
@@ -26,7 +26,7 @@ class VinList:
     """The vehicles of a file, each once, in its order."""
 
     vins: list[str]
-    duplicates: int  #: lines that named a vehicle once more
+    duplicates: int  #: lines that named a vehicle a second time
 
 
 def read(place: str, *, check_digit: bool) -> VinList:

@@ -1,7 +1,7 @@
 """`motorcade demo`: a node and real clients, narrated; with Spark the whole loop, in about a minute.
 
-The node is a process of its own on free loopback ports with a temporary folder; everything is gone afterwards, but for
-the report if somebody wants it. Each scene checks what it shows: a message that does not arrive, or an audit that is
+The node is a process of its own on free loopback ports with a temporary folder; everything is removed afterwards,
+except a report that was asked for. Each scene checks what it shows: a message that does not arrive, or an audit that is
 not clean, ends the demonstration with exit code 1.
 """
 
@@ -33,7 +33,7 @@ _PORTS = (20_000, 30_000)
 _LOOP = "The whole loop on Spark"
 
 _RULES = """\
-%% Nobody may publish what only the workshop decides; a vehicle may write below its own name; the rest is open.
+%% Only the workshop may publish its decisions; a vehicle may write below its own name; the rest is open.
 {deny, all, publish, ["workshop/#"]}.
 {allow, {user, "vehicle"}, publish, ["vehicles/${clientid}/#"]}.
 {allow, all}.
@@ -108,7 +108,7 @@ def demo(
         try:
             asyncio.run(_play(run, _scenes(spark=spark)))
         except BrokenPipeError:
-            raise  # whoever watched has left
+            raise  # the reader of the output has left
         except (MotorcadeError, OSError) as error:
             typer.echo("\n".join(run.output[-20:]), err=True)
             where = f"scene {len(run.scenes) + 1}" if run.output else "start"
@@ -315,7 +315,7 @@ async def _compacted(run: DemoRun) -> str:
             run.say("       car-8 comes again, and gets what it has not had")
             await car.subscribe(("$ECQ/car-8/#", 1))
             await run.takes("car-8", car, "on")
-            run.sends("car-8", "$ECQ/rewind/car-8", "1", "everything once more")
+            run.sends("car-8", "$ECQ/rewind/car-8", "1", "everything again")
             await car.publish("$ECQ/rewind/car-8", b"1", 1)
             for value in ("31 %", "shut", "on"):
                 await run.takes("car-8", car, value)

@@ -1,7 +1,7 @@
 """`motorcade dispatch`: an elected leader hands messages to workers; both run in the foreground.
 
 Options come from the section [dispatch] of the configuration. Flags are there for what differs from process to process
-on one machine, and for users who only want to look.
+on one machine, and for read-only commands.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ Request = Annotated[str, typer.Argument(metavar="REQUEST", parser=_request_id)]
 
 # -- sending
 
-#: How a message is sent, whoever names the vehicles.
+#: How a message is sent; also used by `pipeline run audience`.
 Expires = Annotated[
     float | None,
     typer.Option("--expires", parser=_positive, metavar="7d|12h|30m|45s", help="Not delivered after this time."),
@@ -100,14 +100,14 @@ def send(
             " which would not be sent again.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, talk to nobody.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, send nothing.")] = False,
     as_json: _control.AsJson = False,
     *,
     broker: _mqtt.ConnectFlags,
 ) -> None:
     """Send a file to every vehicle of a list. Exits with 0 after the broker has stored everything.
 
-    The same command once more addresses no vehicle twice, whatever became of the first.
+    Repeating the same command addresses no vehicle twice, whatever the outcome of the first.
     """
     from motorcade.cli import _batches
 
@@ -217,7 +217,7 @@ def _show_outcome(outcome: Outcome, job: Job, duplicates: int, as_json: bool) ->
         if outcome.repeated:
             print(
                 f"{_count(outcome.repeated, 'batch', 'batches')} of {outcome.batches} had been accepted before, and"
-                " addressed no vehicle again; --batch-id TEXT sends the same once more",
+                " addressed no vehicle again; --batch-id TEXT sends the same again",
                 file=sys.stderr,
             )
         if sys.stdout.isatty():

@@ -27,7 +27,7 @@ app.add_typer(run, name="run")
 verb(run)(_pipeline_ingest.ingest)
 verb(run)(_pipeline_audience.audience)
 
-_STOPPED = "stopped"  # an audit begins anew each time
+_STOPPED = "stopped"  # an audit starts from the beginning each time
 
 Request = Annotated[
     str | None, typer.Option("--request", metavar="ID", parser=_request_id, help="Of this request alone. \\[all]")

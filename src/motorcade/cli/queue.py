@@ -1,6 +1,6 @@
 """`motorcade queue`: messages that several consumers share, and the last value of each key for one of them.
 
-Queues that are declared and compacted queues, which nobody declares, are served by the same verbs where these make
+Queues that are declared and compacted queues, which are not declared, are served by the same verbs where these make
 sense for both; `_compacted` knows which one a name means.
 """
 
@@ -40,7 +40,7 @@ class QueueFlags:
     ] = None
     retention: _options.Retention = None
     dead_letter: Annotated[
-        str | None, typer.Option("--dead-letter", metavar="QUEUE", help="Where messages go that nobody could handle.")
+        str | None, typer.Option("--dead-letter", metavar="QUEUE", help="Where messages go after too many attempts.")
     ] = None
     options: _options.Set = None
 

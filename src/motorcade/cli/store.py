@@ -2,7 +2,7 @@
 
 An embedded store admits one process. If a node has it, `stats` and `backup` ask that node over its control port;
 `check` and `export` ask it for a copy, made by hard links in the store's own directory, work on that in this process,
-so that the node does not wait for them, and remove it. A store on Redis is open to everybody at any time.
+so that the node does not wait for them, and remove it. A store on Redis can be opened by any process at any time.
 """
 
 from __future__ import annotations

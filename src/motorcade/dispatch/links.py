@@ -42,7 +42,7 @@ LONGEST_CUT: Final = 60.0
 CONNECT_TIMEOUT: Final = 2.0
 #: Ids that were taken back from a worker and may still be acknowledged by it.
 MAX_RECALLED: Final = 100_000
-#: Windows of ids that were answered, and may be answered once more.
+#: Windows of ids that were answered, and may be answered again.
 PAST_WINDOWS: Final = 4
 #: Seconds without a fault after which the pauses of a worker are short again.
 FORGIVEN: Final = 30.0

@@ -1,4 +1,4 @@
-"""Chance that is the same each time: small, and a stream of its own for everybody who asks.
+"""Reproducible random numbers: small, and a stream of its own for each user.
 
 Python's `random.Random` keeps 2.5 KiB per stream, which is more than an idle vehicle costs otherwise. This is
 SplitMix64: one number of 64 bits as state, good enough for times and shares, and nothing here is a secret.

@@ -4,7 +4,7 @@
 
 Rule 1: one event loop, no thread, and a task only while a connection is being opened.
 Rule 2: vehicles know their fleet, not each other. Whatever a vehicle does it tells by `changed`, which is cheap:
-        conditions that somebody waits for are looked at every few milliseconds, however much has happened meanwhile.
+        conditions that are waited for are checked every few milliseconds, however much has happened meanwhile.
 """
 
 from __future__ import annotations
@@ -293,13 +293,13 @@ class Fleet:
         return self._digests.setdefault(digest, digest)
 
     def trouble(self, why: str) -> None:
-        """Somebody was refused or lost."""
+        """Count a vehicle that was refused or lost."""
         if why not in self._troubles and len(self._troubles) >= _MAX_TROUBLES:
             why = OTHER_TROUBLES
         self._troubles[why] = self._troubles.get(why, 0) + 1
 
     def changed(self) -> None:
-        """Something has happened; whoever waits for a condition hears of it soon."""
+        """Note that something has happened: conditions that are waited for are checked soon."""
         if self._waiters:
             self._look_in(_LOOK_SOON)
 
@@ -320,7 +320,7 @@ class Fleet:
             try:
                 if condition():
                     waiter.set_result(None)
-            except Exception as error:  # noqa: BLE001 - whoever waits gets the error of his condition
+            except Exception as error:  # noqa: BLE001 - raised to the caller that waits for the condition
                 waiter.set_exception(error)
         if self._waiters:
             self._look_in(_LOOK_AGAIN)  # conditions may be about something else than vehicles, such as time

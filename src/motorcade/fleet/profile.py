@@ -1,7 +1,7 @@
 """Behaviours of vehicles, profiles that mix them, and profiles from files.
 
 A behaviour is what one vehicle does; it may be changed while the vehicle runs. A profile gives names and shares to
-behaviours. A file of one's own is TOML with one table per kind of vehicle:
+behaviours. A profile file is TOML with one table per kind of vehicle:
 
     [city]
     share = 3                 # three of four vehicles
@@ -46,7 +46,7 @@ class Leave(StrEnum):
 
     GOODBYE = auto()  #: DISCONNECT, then the connection is closed
     RESET = auto()  #: the connection ends at once, as when the modem loses power
-    SILENCE = auto()  #: nothing is read or written any more and nobody is told, as in a tunnel
+    SILENCE = auto()  #: nothing is read or written any more, without notice, as in a tunnel
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,7 +57,7 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     refuse: float = 0.0  #: share of messages that are refused; MQTT 3.1.1 cannot say no, so the vehicle hangs up
     reason: int = 0x83  #: reason code of a refusal
     ignore: float = 0.0  #: share of messages that are never answered
-    awake: Range = (0.0, 0.0)  #: how long it stays connected; 0: for ever
+    awake: Range = (0.0, 0.0)  #: how long it stays connected; 0: always
     asleep: Range = (_MINUTE, _MINUTE)  #: how long it stays away then
     leave: Leave = Leave.GOODBYE  #: how it goes
     clean: float = 0.0  #: share of returns that begin a new session

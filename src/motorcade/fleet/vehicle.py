@@ -134,7 +134,7 @@ class Vehicle:
     def __repr__(self) -> str:
         return f"<Vehicle {self.vin} {self.state} received={len(self.received)}>"
 
-    # --- for whoever steers it ----------------------------------------------------------------------------------------
+    # --- control ------------------------------------------------------------------------------------------------------
 
     @property
     def is_online(self) -> bool:

@@ -73,7 +73,7 @@ async def body(request: Request, kind: type[T], most: int = MAX_BODY) -> T:
             raw += part
             if len(raw) > most:
                 raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {most} bytes")
-    except ClientDisconnect as error:  # nobody hears the answer, but it is not our failure either
+    except ClientDisconnect as error:  # the answer reaches no one, but it is not our failure
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is cut off") from error
     if raw and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")

@@ -197,7 +197,7 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, that says when it is listening and does not wait for requests for ever."""
+    """A uvicorn that tells when it listens, and waits for requests only for a bounded time."""
 
     def __init__(self, config: uvicorn.Config, loop: asyncio.AbstractEventLoop, listening: asyncio.Event) -> None:
         super().__init__(config)
@@ -223,7 +223,7 @@ def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     """Set an event of another thread's loop."""
     try:
         loop.call_soon_threadsafe(event.set)
-    except RuntimeError:  # that loop has ended: nobody waits any more
+    except RuntimeError:  # that loop has ended: nothing waits any more
         pass
 
 

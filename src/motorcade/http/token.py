@@ -1,4 +1,4 @@
-"""The token of the control port: who has it is the administrator of the node.
+"""The token of the control port: its holder is the administrator of the node.
 
 A node without `http.token` makes one and keeps it in its data folder, readable by its own user only. A pointer to that
 file, named after the address, lies where commands of the same user look, so that they need to know neither.

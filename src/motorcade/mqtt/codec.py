@@ -379,7 +379,7 @@ def split(data: bytes | bytearray, offset: int, max_size: int) -> tuple[int, int
 
 
 class Decoder:
-    """Bytes in, packets out, for whoever reads one peer's stream: clients and tests.
+    """Bytes in, packets out, for one peer's stream: used by clients and tests.
 
     It follows the version of a CONNECT that passes. After a `ProtocolError` the stream is lost: every further call
     raises the same error again.

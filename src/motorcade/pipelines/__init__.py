@@ -20,7 +20,7 @@ from motorcade.core.errors import MotorcadeError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What somebody without the extra is told.
+#: The message if the extra is not installed.
 MISSING = "`pip install 'motorcade[spark]'` brings what pipelines need"
 
 

@@ -8,7 +8,7 @@
 Two phases in one folder:
 
     DIR/payload      what vehicles get, as it was when the plan was made
-    DIR/planning/    a plan under way; a run that finds it begins anew
+    DIR/planning/    an unfinished plan; a run that finds it starts again
     DIR/plan/        Parquet with one row for each batch, its message as it is sent; _plan.json counts them
     DIR/invalid/     Parquet with one row for each text that is no VIN; only if there are some
     DIR/figures/     what the broker has answered to each micro-batch
@@ -77,7 +77,7 @@ SECONDS_PER_FILE: Final = 10.0
 #: Files of one micro-batch.
 FILES_PER_BATCH: Final = 2
 
-#: Connections to the broker at once, unless somebody says otherwise; a node is busy with fewer.
+#: Default number of connections to the broker; a node is busy with fewer.
 CONNECTIONS: Final = 8
 
 #: Bytes of a text that is looked at. What is longer is no VIN, and is cut.
@@ -222,7 +222,7 @@ class AudienceCounts:
 
     rows: int = 0  #: of the query
     vehicles: int = 0
-    duplicates: int = 0  #: rows that named a vehicle once more
+    duplicates: int = 0  #: rows that named a vehicle a second time
     invalid: dict[str, int] = field(default_factory=dict)  #: rows that are no VIN, by reason
     batches: int = 0
     size_bytes: int = 0  #: of the batches' messages

@@ -11,7 +11,7 @@ anywhere, nor read again for each table.
 
 Rule 1: every record ends in exactly one place: the table of its type, or the dead letters. Only one that is a duplicate
         is nowhere; those are counted.
-Rule 2: what becomes of a record depends on the record and the options, never on the clock of whoever computes: what is
+Rule 2: what becomes of a record depends on the record and the options, never on the clock of the machine: what is
         late, or in the future, is so beside the time at which it was recorded.
 Rule 3: records are forgotten for being duplicates by *their* time, which never goes back. So nothing is dropped for
         being old: Spark drops what is older than its watermark, and no record is.
@@ -60,7 +60,7 @@ MAX_PAYLOAD: Final = 2**20
 COLUMNS: Final = "offset LONG, time TIMESTAMP, topic STRING, payload BINARY, guid BINARY"
 ENTRIES: Final = "offset LONG, time TIMESTAMP, id STRING, fields MAP<STRING, BINARY>"
 
-#: What Spark is told for this pipeline, unless somebody says otherwise: keys that were seen are kept on disk, not in
+#: Default settings of Spark for this pipeline: keys that were seen are kept on disk, not in
 #: Java's memory, and only what has changed is written after a batch. And no method that Java's compiler finds too long,
 #: as one made of all expressions would be: it would be interpreted, at half the speed.
 STATE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -486,7 +486,7 @@ def _tables(types: Sequence[Type]) -> list[LakeTable]:
 
 
 def drain(frame: DataFrame) -> None:
-    """Compute a frame for nobody."""
+    """Compute a frame and discard it."""
     frame.write.format("noop").mode("overwrite").save()
 
 

@@ -7,9 +7,9 @@
     LAKE/.motorcade/RUN/run.json                                 what the run reads
     LAKE/.motorcade/RUN/lock                                     held by the process that writes
     LAKE/.motorcade/RUN/ledger.json                              the last batch, and what is still to be done for it
-    LAKE/.motorcade/RUN/staging/TRY/*.parquet                    files that nobody reads yet
+    LAKE/.motorcade/RUN/staging/TRY/*.parquet                    files that are not read yet
 
-Readers see plain files; what begins with a dot they leave out. A change of the lake, be it a batch or a compaction, is
+Readers see plain files; what begins with a dot they leave out. A change of the lake, a batch or a compaction, is
 a list of moves (staging to table) and of removals, and goes like this:
 
 1. tasks write whole files into the folder of this try, under random names, and sync them;
@@ -17,10 +17,10 @@ a list of moves (staging to table) and of removals, and goes like this:
 3. files are moved, then others removed;
 4. the ledger is replaced by one with an empty list.
 
-Whoever dies before 2 has changed nothing: the next try begins with an empty staging folder. Whoever dies after 2 leaves
-a list, and `open` carries it out before anything else; each step of it can be done twice. So when Spark runs a batch
+A process that dies before 2 has changed nothing: the next attempt starts with an empty staging folder. After 2 there
+is a list, and `open` carries it out before anything else; each step of it can be done twice. So when Spark runs a batch
 again, which its checkpoint calls unfinished, the ledger knows whether it is: a batch that was decided is never written
-again, though Spark may compute it anew, in another order, with another one of two duplicates.
+again, though Spark may compute it again, in another order, with another one of two duplicates.
 
 Rule 1: only the ledger decides. Files in staging that are in no list are rubbish, also those of tasks that still run
         for a driver that is dead: each try has a folder of its own.
@@ -232,7 +232,7 @@ class Lake:
         except FileNotFoundError:
             return Ledger()
         except msgspec.DecodeError as error:
-            raise LakeError(f"{path} cannot be understood: {error}; it was changed by somebody else") from error
+            raise LakeError(f"{path} cannot be understood: {error}; it was changed by another program") from error
 
     def settle(self, table: str, columns: Mapping[str, str]) -> None:
         """Agree on the columns of a table; files with other types under the same name could not be read together."""
@@ -323,7 +323,7 @@ class Lake:
             self._disk.move(source, target)
         elif not target.exists():
             raise LakeError(
-                f"{source} is gone, which was to become {target}: somebody has removed files of the lake while batch "
+                f"{source} is gone, which was to become {target}: files of the lake were removed while batch "
                 f"{self.ledger.batch} was written; bring it back, or begin with another lake and checkpoint"
             )
 

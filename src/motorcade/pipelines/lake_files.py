@@ -1,7 +1,7 @@
 """Parquet files of a lake: rows of many tables and days into files, and many small files into one.
 
 What a task does, in Python, with Arrow. It knows nothing of Spark, nor of what becomes of the files: they are written
-under names of nobody else's into a folder that readers do not look into, and `lake.py` decides.
+under unique names into a directory that readers ignore, and `lake.py` decides.
 
     Arrow batch: table | day | late | offset | time | topic | fields of the 1st type | … | of the 2nd | … | dead letters
         └─ by table, by day ─▶ rows that wait, up to BUFFER_BYTES in all ─▶ a file, written as a whole

@@ -3,12 +3,12 @@
     records of the stream `receipts`
         └─ parse ─▶ once ─┬─▶ deliveries ─┬─▶ funnel       one row per request
                           │               ├─▶ latency      request and stage: percentiles
-                          │               ├─▶ stragglers   who has not got it, or got it late, and why
+                          │               ├─▶ stragglers   deliveries that are late or missing, and why
                           │               └─▶ reasons      the same, counted, for all deliveries that have a reason
                           ├─▶ nodes       request, node and state: counts
                           └─▶ hours       request, hour and state: counts
 
-Functions from frame to frame: nothing is read or computed before somebody asks for rows. docs/receipts.md says what
+Functions from frame to frame: nothing is read or computed before rows are collected. docs/receipts.md says what
 may be relied on; from there:
 
 Rule 1: a receipt that is there twice (same delivery, state and attempt) counts once, the first one.
@@ -126,7 +126,7 @@ def read(frame: DataFrame, request: str | None = None) -> DataFrame:
     if "json" in frame.columns:
         return frame.select("offset", _row(F.col("json")).alias("told")).select("offset", "told.*")
     # As a table of one row, and not as a column: a filter on it would be moved below the parsing, which Spark then does
-    # once more for each field that the filter looks at.
+    # again for each field that the filter looks at.
     text = F.col("payload").cast("string")
     told = F.transform(F.array(F.from_json(text, _JSON)), _row)
     return frame.select("offset", F.inline(told))

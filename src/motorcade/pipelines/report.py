@@ -6,7 +6,7 @@
                                                      └─▶ html    a page that needs nothing else, pictures inside
 
 Rule 1: only `collect` asks Spark. Everything else is a function of its data, which may as well come from a file.
-Rule 2: names of requests and nodes are text of somebody else: escaped in pages, and never taken for mathematics in
+Rule 2: names of requests and nodes are untrusted text: escaped in pages, and never taken for mathematics in
         pictures.
 Rule 3: fields of the data are added; a change that would be misunderstood is a new version `v`.
 """

@@ -1,4 +1,4 @@
-"""The folder of a run: who has it, what it belongs to, how far it is.
+"""The run directory: its lock, its identity, its progress.
 
     DIR/lock            held (flock) by the process that runs; pid and host are inside
     DIR/lock.java       held by its Java, which lives a moment longer than a process that was killed
@@ -42,7 +42,7 @@ VERSION: Final = 1
 JAVA_PATIENCE: Final = 120.0
 _JAVA_EVERY: Final = 0.2
 
-#: Seconds to wait for somebody who only looks whether the lock is held.
+#: Seconds to wait for a process that only checks whether the lock is held.
 _LOCK_PATIENCE: Final = 0.5
 
 _LOCK: Final = "lock"

@@ -1,4 +1,4 @@
-"""Running a streaming query until it is done, somebody stops it, or it fails.
+"""Run a streaming query until it is done, stopped, or fails.
 
     RunDir ──▶ follow(start, folder, trigger, show) ──▶ RunOutcome, or PipelineError with the innermost words
                  │  every POLL seconds: new micro-batches ──▶ show(batch), folder.note(…)
@@ -173,7 +173,7 @@ def _run(
             query.stop()
         seen.look(query)
         return stopped, query.exception()
-    except Exception as error:  # noqa: BLE001 - raised by the caller, or nobody's concern
+    except Exception as error:  # noqa: BLE001 - raised by the caller, or irrelevant
         return False, error
 
 
@@ -205,7 +205,7 @@ def repeat(
             folder.note(
                 batch=batch.number,
                 batches=times,
-                rows=rows,  # all, each time anew
+                rows=rows,  # all of them, each time
                 rows_last=rows,
                 seconds_last=batch.seconds,
                 batch_at=now,

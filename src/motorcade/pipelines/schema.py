@@ -207,7 +207,7 @@ def _parsed(one: Type) -> StructType:
 
 
 def _check_inside(one: Type, path: str, kind: DataType) -> None:
-    """Types that JSON and Parquet both know; and promises that nobody would keep."""
+    """Check that JSON and Parquet both have the types, and that nothing is declared that cannot be kept."""
     from pyspark.sql import types as sparks  # noqa: PLC0415
 
     simple = (

@@ -4,7 +4,7 @@
     spark = start("spark://host:7077")           a cluster; `motorcade[spark]` must be installed on its machines
     spark = start("local[2]", {"spark.driver.memory": "2g"})
 
-Java is looked for before Spark is, because what Spark says without it helps nobody; likewise the master of a cluster.
+Java is checked before Spark starts, because Spark's message without it is no help; so is the master of a cluster.
 The driver is this process. A master on this machine gets a driver that listens here alone, and workers with the Python
 that runs the driver; other clusters have a Python of their own, which `spark.pyspark.python` or `PYSPARK_PYTHON` names.
 """
@@ -53,7 +53,7 @@ SETTINGS: Final = {
 #: 200 shuffle partitions, Spark's default, are for clusters.
 LOCAL_SETTINGS: Final = {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2))}
 
-#: Where everything is on this machine, the driver's ports are nobody else's.
+#: Where everything is on this machine, the driver's ports are not open to others.
 LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 #: Seconds that Spark, and after it Java, may take to stop; then Java is killed, which pipelines have to stand anyway.
@@ -82,7 +82,7 @@ DEFAULT_PORT: Final = 7077  #: of a standalone master
 #: Seconds that a standalone master may take to accept a connection.
 MASTER_PATIENCE: Final = 5.0
 
-#: Seconds until a cluster that has given no executor is spoken of. Spark waits for one for ever, and so do pipelines.
+#: Seconds until a cluster that has given no executor is reported. Spark and pipelines wait for one without limit.
 EXECUTOR_PATIENCE: Final = 20.0
 
 #: The standard library's: commands do not set up logs, and this one has to reach standard error, never the output.
@@ -163,9 +163,9 @@ def _launch(conf: SparkConf, output: Path) -> None:
 
 
 def _quiet_derby(spark: SparkSession, *, logged: bool) -> None:
-    """Keep Derby, a database that Spark has with it, from leaving a file derby.log wherever somebody is.
+    """Keep Derby, a database that Spark has with it, from leaving a file derby.log in the working directory.
 
-    It says what it has to say to Java's standard error if that is in a file, else to nobody. It looks for these
+    It writes to Java's standard error if that is in a file, else nowhere. It looks for these
     properties when it is used first, so it is early enough now, when all that users may have set is known.
     """
     system: Any = spark._jvm.java.lang.System  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way to it
@@ -208,7 +208,7 @@ def _last_words(printed: Path) -> str:
 def stop(spark: SparkSession, patience: float = STOP_PATIENCE) -> None:
     """Stop Spark and its Java, whatever this thread was saying to them when it was interrupted.
 
-    Not needed where the process ends anyway, as long as nobody minds a Java that lives a moment longer.
+    Not needed where the process ends anyway, as long as Java may live a moment longer.
     """
     from pyspark import SparkContext  # noqa: PLC0415 - see above
 
@@ -288,7 +288,7 @@ def _choose_python(wanted: str | None, *, here: bool) -> None:
 
 
 def _look_for_executors(spark: SparkSession, master: str) -> None:
-    """Say so if a cluster does not give any: Spark's warning about it is one of many, which nobody is shown."""
+    """Report that a cluster gives none: Spark's warning about it is one of many that are hidden."""
     context: Any = spark.sparkContext
     if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         return  # it asks for executors when there is work

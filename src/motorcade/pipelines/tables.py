@@ -1,4 +1,4 @@
-"""Tables that a query may name: files and databases, as somebody writes them on a command line.
+"""Tables that a query may name: files and databases, as written on a command line.
 
     fleet=vehicles.parquet      by the ending: parquet, csv, json, orc; a folder without one is Parquet
     fleet=jdbc:postgresql://…   a database; the table is called as it is here, unless `fleet.dbtable` says otherwise
@@ -7,7 +7,7 @@
 
 Rule 1: text is text. Types of CSV columns are not guessed: a VIN of digits alone would become a number and lose zeros.
 Rule 2: a line of a CSV file with more or fewer fields than there are names is wrong, whatever a query asks for: which
-        of its fields is the VIN, nobody knows.
+        of its fields is the VIN is unknown.
 Rule 3: `identity` tells tables apart without telling secrets.
 """
 
@@ -68,7 +68,7 @@ class QueryTable:
 
     @property
     def identity(self) -> str:
-        """All that says which rows it has, but for what only says who reads it."""
+        """Return everything that decides which rows it has, without credentials."""
         said = {key: value for key, value in self.options.items() if key != "url" and not _SECRET.search(key)}
         return " ".join([f"{self.name}={self.place}", *(f"{key}={value}" for key, value in sorted(said.items()))])
 

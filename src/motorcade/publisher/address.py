@@ -35,7 +35,7 @@ class AddressError(MotorcadeError):
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """All that is needed to connect, but for a password."""
+    """Everything needed to connect, except a password."""
 
     host: str
     port: int

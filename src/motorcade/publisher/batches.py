@@ -5,7 +5,7 @@
                                   ├─head─┤ vins joined ├mid┤   id  ├──────────────── tail ─────────────────┤
 
 All batches of an order differ in their vehicles and ids alone, so the rest of them is encoded once: millions of
-vehicles are joined as bytes, by whoever has them in whatever form.
+vehicles are joined as bytes by the caller.
 
 Rule 1: VINs are checked before they come here. A VIN needs no escape in JSON; another text might.
 """
@@ -24,10 +24,10 @@ from motorcade.core.errors import MotorcadeError
 from motorcade.plugins.fanout.batch import BadBatchError, check_request_id
 from motorcade.plugins.fanout.tables import DATA_PREFIX, TRIGGER
 
-#: VINs in one batch, unless somebody says otherwise.
+#: Default number of VINs in one batch.
 BATCH: Final = 200
 
-#: What the broker's answer shows if nobody there takes batches.
+#: The broker's answer if it has no fan-out plugin.
 NO_FANOUT: Final = "the broker took it for an ordinary message; is the plugin 'fanout' loaded there?"
 
 HEAD: Final = b'{"ids":["'
@@ -111,7 +111,7 @@ class BatchTotals:
 
     batches: int = 0
     accepted: int = 0  #: vehicles
-    duplicates: int = 0  #: vehicles that a batch named once more
+    duplicates: int = 0  #: vehicles that a batch named a second time
     replaced: int = 0  #: vehicles whose pending message gave way
     rejected: int = 0  #: vehicles that have too many messages waiting
     repeated: int = 0  #: batches that the broker had accepted before

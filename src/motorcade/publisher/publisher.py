@@ -8,7 +8,7 @@ Rule 1: a message is sent until it is acknowledged or refused, so it may reach t
         it an id by which the broker dedupes (fan-out: `batch_id`).
 Rule 2: the first refusal ends it: whatever is wrong with a message is likely to be wrong with the next. Those in flight
         are waited for, no further one is sent.
-Rule 3: a broker that is away is waited for, but not for ever: `patience` seconds without an acknowledgement. So a
+Rule 3: a broker that is away is waited for, for at most `patience` seconds without an acknowledgement. So a
         message at which the broker hangs up again and again ends it too.
 """
 
@@ -176,7 +176,7 @@ class ReliablePublisher:
             raise PublishError(f"{self._address}: {broker_words(error)}") from error
         if self._troubled is not None and time.monotonic() - self._troubled > self._options.patience:
             raise PublishError(
-                f"{self._address}: nothing was acknowledged for {self._options.patience:g} s; at last: {error}"
+                f"{self._address}: nothing was acknowledged for {self._options.patience:g} s; last error: {error}"
             ) from error
 
     async def _over_one_connection(self, posts: AsyncIterator[Post], again: bool) -> None:

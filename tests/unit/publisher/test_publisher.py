@@ -230,7 +230,7 @@ async def test_a_refusal_of_it_ends_everything() -> None:
 
 async def test_a_message_at_which_the_broker_hangs_up_again_and_again_ends_it() -> None:
     async with broker(lambda *_: None) as (acting, address):
-        with pytest.raises(PublishError, match=r"nothing was acknowledged for 0\.3 s; at last: "):
+        with pytest.raises(PublishError, match=r"nothing was acknowledged for 0\.3 s; last error: "):
             await send(address, Ledger(), posts(3), patience=0.3)
     assert acting.connections > 1
 

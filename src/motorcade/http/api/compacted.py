@@ -1,6 +1,6 @@
 """`/compacted/exclusive` and `/compacted/shared`: queues that keep the last value of each key.
 
-Nobody declares them, so there is nothing to create or to change; what is looked at is the same for both forms.
+They are not declared, so there is nothing to create or to change. Both forms have the same routes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`/queues`, `/streams`, `/captures`: what operators declare, in one way for all.
 
-A plugin that is loaded while the node runs is served at once: who has the things is asked with each request.
+A plugin that is loaded while the node runs is served at once: its service is looked up with each request.
 """
 
 from __future__ import annotations

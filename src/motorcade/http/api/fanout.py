@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from motorcade.plugins.fanout.views import Fanout
 
 MAX_BATCH: Final = 2 * 1024 * 1024  #: bytes of a batch in JSON; larger ones go over MQTT, in two steps
-MAX_TARGETS: Final = 10_000  #: on a page: what became of them is read from the rest of the stream, for each page anew
+MAX_TARGETS: Final = 10_000  #: on a page: their states are read from the rest of the stream, again for each page
 
 Row = tuple[str, str, Endpoint]  #: path, method, who answers
 

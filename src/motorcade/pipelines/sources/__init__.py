@@ -20,6 +20,6 @@
 Rule 1: an offset says "up to and with this one". What follows from two offsets is always the same rows: partitions are
         made of (start, end) and of nothing that a process remembers, so a restart reads the last batch again as it was.
 Rule 2: rows that should be there and are not are an error, or counted and told, as the option `on_trimmed` says; on the
-        driver, and once more where they are read, because a trim may come in between.
+        driver, and again where they are read, because a trim may come in between.
 Rule 3: rows become columns as early as possible, and Python sees each row as seldom as possible.
 """

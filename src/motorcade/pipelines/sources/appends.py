@@ -46,7 +46,7 @@ from motorcade.storage.redis_reader import Asking
 #: Rows of one part: 0.6 ms of the server's processor time for payloads of 90 bytes.
 PART_ROWS: Final = 250
 
-#: Parts on their way at once: the server is never idle, and nobody else waits for it longer than 5 ms.
+#: Parts on their way at once: the server is never idle, and other clients wait for it at most 5 ms.
 WINDOW: Final = 8
 
 #: Seconds that rows wait for their batch after their last use; those of tasks whose work was not needed are gone then.
@@ -106,7 +106,7 @@ class RedisStreamWriter:
     """One frame, or one query, on its way into one stream."""
 
     def __init__(self, store: str, key: str, run: str, lasts: int = 0) -> None:
-        """`lasts`: seconds that the ledger is kept; 0: for ever."""
+        """`lasts`: seconds that the ledger is kept; 0: no limit."""
         self._store = store
         self._key = key
         self._run = run
@@ -181,7 +181,7 @@ class RedisStreamWriter:
                 ]
                 return Decision(batch, tasks, int(more[1]), more[2].decode())
             case b"done":
-                # A query reads what its checkpoint says; of a frame that is written again nobody knows but by its size.
+                # A query reads what its checkpoint says; a frame that is written again is known by its size alone.
                 if not checkpoint and more[0] not in {rows, -1}:
                     raise PipelineError(
                         f"{self._run!r} was written into {self._key!r} with {more[0]} rows, and this frame has {rows}: "

@@ -1,7 +1,7 @@
 """Schemas of the source, and pages of a store as Arrow columns.
 
 The fields of most records are found by `unpack`, for a whole page at once. The value of any other is decoded into a
-struct, and each column that somebody wants is then one list of its fields. Many columns hold one value over and over
+struct, and each requested column is then one list of its fields. Many columns hold one value over and over
 (no username, QoS 1): those are seen and made as a whole.
 
 Rule 1: only what is asked for is made. A frame with a schema of three columns costs less than one with all.

@@ -1,4 +1,4 @@
-"""Payloads as JSON: the column `json`, with the fields that somebody has declared.
+"""Payloads as JSON: the column `json`, with the declared fields.
 
 Spark's `from_json` takes longer than everything else that happens to a record. Here a page of payloads is parsed at
 once by Arrow, and only the fields that are wanted become columns.
@@ -40,7 +40,7 @@ SCALARS: Final = {
 #: Brackets in a payload for which Python's parser may be too deep.
 _DEEP: Final = 500
 
-#: Numbers that are none, which Arrow takes; also `Inf`, which nobody else does.
+#: Numbers that are none, which Arrow takes; also `Inf`, which no other parser does.
 _NO_NUMBER: Final = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 
 _Fit = Callable[[Any], Any]

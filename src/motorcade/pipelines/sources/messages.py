@@ -1,7 +1,7 @@
 """A stream of Motorcade as rows: where to begin and to end, what a task reads, what is missing.
 
 An offset of Spark is {"offset": n, "mark": …}: everything up to and with n was read, and that record looked so. By this
-a stream that was made anew is known from the one that was read. Tasks get ranges (after, last).
+a stream that was recreated is distinguished from the one that was read. Tasks get ranges (after, last).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger("motorcade.pipelines")
 Offset = dict[str, int | str]
 Range = tuple[int, int]  #: after this one, up to and with that one
 
-#: Tasks of one batch, however small somebody wants them.
+#: Tasks of one batch, however small the option wants them.
 MAX_PARTITIONS: Final = 1000
 
 #: Seconds for which what was seen is new enough. Spark asks for news every few milliseconds while there are none.
@@ -52,7 +52,7 @@ def split(after: int, last: int, rows: int) -> list[Range]:
 
 
 class StoredStreamReader:
-    """Plans and reads; made anew in every process."""
+    """Plans and reads; made in every process."""
 
     def __init__(self, options: ReadOptions, wanted: Wanted) -> None:
         self._options = options
@@ -141,7 +141,7 @@ class StoredStreamReader:
         if after > extent.last:
             raise PipelineError(
                 f"the stream {self._options.name!r} ends at offset {extent.last}, but was read up to {after}: it was "
-                "made anew since, or this is another store; begin with a new checkpoint"
+                "recreated since, or this is another store; begin with a new checkpoint"
             )
         if extent.floor > after + 1 and self._options.on_trimmed is Lost.FAIL:
             raise self._trimmed(after + 1, extent.floor - 1)
@@ -154,7 +154,7 @@ class StoredStreamReader:
         if mark and mark["mark"] != start["mark"]:
             raise PipelineError(
                 f"the stream {self._options.name!r} has another record at offset {start['offset']} than the one that "
-                "was read: it was made anew since, or this is another store; begin with a new checkpoint"
+                "was read: it was recreated since, or this is another store; begin with a new checkpoint"
             )
         self._known = start
 

@@ -5,7 +5,7 @@
 Rule 1: at least once. Every row is acknowledged before its task ends; a task that runs again sends its rows again, and
         MQTT has no word for "this one I have told you before". (A stream of Redis itself is written exactly once:
         `appends.py`.)
-Rule 2: a message that nobody takes is lost, and the broker says so (0x10): then the task fails, unless the option
+Rule 2: a message without subscribers is lost, and the broker says so (0x10): then the task fails, unless the option
         `unrouted` lets it go.
 """
 
@@ -33,7 +33,7 @@ KNOWN: Final = CONNECTION | {"publish", "unrouted"}
 COLUMNS: Final = ("topic", "payload", "content_type", "user_properties", "retain")
 NEEDED: Final = ("topic", "payload")
 
-#: Messages sent and not acknowledged, unless somebody says otherwise: they are smaller than batches of a fan-out.
+#: Default number of messages in flight: they are smaller than batches of a fan-out.
 WINDOW: Final = 500
 
 
@@ -68,8 +68,8 @@ class Publishes:
             nonlocal messages
             if reason == ReasonCode.NO_MATCHING_SUBSCRIBERS and self.unrouted is Unrouted.FAIL:
                 raise PublishError(
-                    f"nobody takes messages to {post.topic!r}: bind a stream or a queue to it, or let them go with the "
-                    "option unrouted=ignore"
+                    f"messages to {post.topic!r} have no subscriber: bind a stream or a queue to it, or drop them with "
+                    "the option unrouted=ignore"
                 )
             messages += 1
 

@@ -55,7 +55,7 @@ def split(after: EntryId, last: EntryId, parts: int) -> list[tuple[EntryId, Entr
 
 
 class RedisStreamReader:
-    """Plans and reads; made anew in every process."""
+    """Plans and reads; made in every process."""
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
         self._options = options
@@ -75,7 +75,7 @@ class RedisStreamReader:
         self._check(after, int(start["entries"]), extent)
         ending = self._options.ending
         last = self._after(ending, extent) if isinstance(ending, Edge | Moment) else EntryId.parse(ending)
-        # The count is not needed: nobody goes on from here.
+        # The count is not needed: nothing goes on from here.
         return {"id": str(max(after, min(last, extent.last))), "entries": 0}
 
     def newest(self) -> Offset:
@@ -159,7 +159,7 @@ class RedisStreamReader:
         if entries > extent.added:
             raise PipelineError(
                 f"the Redis stream {self._options.name!r} ends at {extent.last}, but was read up to {after}: it was "
-                "made anew since, or this is another server; begin with a new checkpoint"
+                "recreated since, or this is another server; begin with a new checkpoint"
             )
         gone = self._gone(after, entries, extent)
         if not gone:

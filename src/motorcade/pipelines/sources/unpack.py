@@ -11,7 +11,7 @@ Rule 1: a shortcut for what `core.record` writes today. Whatever is otherwise (a
         numbers written in another width, damage) is not `fine` and left to `core.record`, which alone knows what a
         record is and what is wrong with it.
 Rule 2: what is fine here, `core.record` takes too, and finds the same fields. So a value must end where its last field
-        does, and text must be text, whether somebody wants that column or not.
+        does, and text must be text, whether that column is requested or not.
 """
 
 from __future__ import annotations
