@@ -6,9 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from py4j.clientserver import SHUTDOWN_FINALIZER_WORKER, FinalizerWorker  # type: ignore[import-untyped]
 
 from motorcade.pipelines import PipelineError, session
 from tests.support.cases import refusal
@@ -157,3 +163,27 @@ def test_nobody_needs_spark_who_does_not_use_it() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert 0 == done.returncode, done.stderr
     assert "pip install 'motorcade[spark]'" in done.stdout
+
+
+def test_what_py4j_is_telling_java_of_is_waited_for() -> None:
+    """Java goes after the answer: without one py4j would write a traceback to standard error."""
+    told: list[str] = []
+
+    class Client:
+        def __init__(self) -> None:
+            self.finalizer_deque: deque[Any] = deque()
+            self.is_connected = True
+
+        def garbage_collect_object(self, target: str, _enqueue: bool) -> None:
+            if self.is_connected:
+                asked.set()
+                time.sleep(0.1)
+                told.append(target)
+
+    client, asked = Client(), threading.Event()
+    client.finalizer_deque.extend([(client, "second"), (client, "first")])
+    FinalizerWorker(client.finalizer_deque).start()
+    assert asked.wait(10)
+    session._let_go(SimpleNamespace(_gateway_client=client))
+    assert ["first"] == told
+    client.finalizer_deque.append(SHUTDOWN_FINALIZER_WORKER)

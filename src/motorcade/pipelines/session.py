@@ -59,6 +59,9 @@ LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bind
 #: Seconds that Spark, and after it Java, may take to stop; then Java is killed, which pipelines have to stand anyway.
 STOP_PATIENCE: Final = 20.0
 
+#: Seconds until py4j's thread for objects that are collected has come by; it sleeps for one when there are none.
+FINALIZER_PATIENCE: Final = 2.0
+
 #: Properties of Java by which users say where Derby writes its log.
 DERBY_OWN: Final = (
     "derby.stream.error.file",
@@ -155,6 +158,7 @@ def _launch(conf: SparkConf, output: Path) -> None:
                 raise PipelineError(f"Java did not start: {_last_words(printed) or error}") from error
             words = _words(error)  # as long as there is a Java that knows them
             if gateway.proc is not None:  # else it was there before us
+                _let_go(gateway)
                 gateway.proc.kill()
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that another try gets another one
             if isinstance(error, Exception):
@@ -218,9 +222,7 @@ def stop(spark: SparkSession, patience: float = STOP_PATIENCE) -> None:
     gateway = SparkContext._gateway  # noqa: SLF001 - no other way to Java
     if gateway is None or (process := gateway.proc) is None:  # it was there before us
         return
-    # Race: a thread of py4j tells Java of objects that are collected. When Java is gone, it would write a traceback to
-    # standard error for each; a client that is not connected is silent.
-    gateway._gateway_client.is_connected = False  # noqa: SLF001 - `shutdown` would connect, and fail as loudly
+    _let_go(gateway)
     process.stdin.close()  # by this Java learns that it is no longer needed
     try:
         process.wait(patience)
@@ -228,6 +230,32 @@ def stop(spark: SparkSession, patience: float = STOP_PATIENCE) -> None:
         process.kill()
         process.wait()
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that another session gets a Java of its own
+
+
+def _let_go(gateway: Any) -> None:
+    """Keep py4j from telling Java of objects that are collected; return when it is not about to.
+
+    Race: a thread of its own does that. When Java is gone, or goes before it has answered, py4j would write a traceback
+    to standard error for each object; a client that is not connected is silent. `shutdown` would connect, and fail as
+    loudly.
+    """
+    client = gateway._gateway_client  # noqa: SLF001 - no other way to it
+    client.is_connected = False
+    tasks = getattr(client, "finalizer_deque", None)  # without PYSPARK_PIN_THREAD there is no such thread
+    if tasks is not None:
+        idle = _Idle()
+        tasks.append((idle, ""))  # the next that its thread takes
+        idle.reached.wait(FINALIZER_PATIENCE)
+
+
+class _Idle:
+    """What py4j takes for a client with an object to collect."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+
+    def garbage_collect_object(self, _target: str, _enqueue: bool) -> None:
+        self.reached.set()
 
 
 def _stop(spark: SparkSession) -> None:
