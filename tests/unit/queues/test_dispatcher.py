@@ -339,23 +339,6 @@ def test_what_is_remembered_of_messages_is_bounded() -> None:
     assert [2] == [item.attempts for item in b.inflight]
 
 
-def test_a_late_acknowledgement_of_one_who_has_unsubscribed_counts() -> None:
-    """Its client was the last one, so that nothing is in memory any more."""
-    rig = Rig()
-    rig.append(2)
-    a = rig.join("a")
-    rig.settle()
-    first, second = a.inflight
-    a.leave()
-    rig.dispatcher.acknowledged(a.consumer, [first], rig.now)
-    b = rig.join("b")
-    rig.settle()
-    assert [2] == b.numbers
-    rig.dispatcher.acknowledged(a.consumer, [second], rig.now)
-    b.ack(2)
-    assert not rig.entries
-
-
 # -- time
 
 
@@ -387,19 +370,6 @@ def test_the_first_acknowledgement_ends_it() -> None:
         assert not rig.entries
         rig.wait(100)
         assert rig.timer_at is None
-
-
-def test_a_late_acknowledgement_withdraws_what_was_not_sent_yet() -> None:
-    rig = Rig(ack_timeout=10)
-    a = rig.join("a")
-    rig.append(1)
-    rig.settle()
-    b = rig.join("b", blocked=True)
-    rig.wait(11)
-    assert 1 == len(b.given)
-    a.ack(1)
-    b.send()
-    assert [] == b.seen
 
 
 def test_one_that_is_alone_keeps_what_is_late() -> None:
@@ -509,21 +479,6 @@ def test_what_has_expired_is_not_given() -> None:
     rig.settle()
     assert 3 == rig.counters["expired"]
     assert not rig.entries
-
-
-def test_a_replaced_message_is_not_sent_and_its_acknowledgement_does_nothing() -> None:
-    rig = Rig()
-    a = rig.join("a", blocked=True)
-    rig.append(3)
-    rig.settle()
-    a.send(1)
-    for position in (1, 2):
-        del rig.entries[0, position]
-        rig.dispatcher.gone(rig.dispatcher.levels[0], position)
-    a.send()
-    assert [1, 3] == a.seen
-    a.ack(1)
-    assert [3] == [entry.position for entry in rig.entries.values()]
 
 
 # -- priorities
