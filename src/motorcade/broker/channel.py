@@ -37,6 +37,7 @@ from motorcade.broker.frames import is_released, message_of, qos_of, released
 from motorcade.broker.publishing import Publishing, unanswered
 from motorcade.broker.session import Session
 from motorcade.broker.state import BrokerState
+from motorcade.broker.window import READY
 from motorcade.commit import is_refusal
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import TopicError
@@ -438,7 +439,7 @@ class Channel:
         yield from ()
 
     def _pump(self, session: Session, wall: float) -> None:
-        waits = not session.ready or session.durable is not None or session.scheduler is not None
+        waits = session.state is not READY or session.durable is not None or session.scheduler is not None
         if waits and session.pump(wall) and session.link is not None:
             session.link.pump_later()
 

@@ -678,7 +678,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, effect: SendPacket) -> None:
         """Write a packet, in order with everything else; nothing if the connection is closed already."""
-        if self.closing:
+        if self._paused & CLOSING:
             return
         channel = self.channel
         assert channel is not None  # noqa: S101 - made with the connection

@@ -25,7 +25,7 @@ from motorcade.broker.frames import IDS, RELEASED, Frame, build
 from motorcade.broker.pubsub import Receivers, Route
 from motorcade.broker.session import Session
 from motorcade.broker.session_store import MAX_ROWS, MessageBatch, PlainMessage, SessionStore
-from motorcade.broker.window import Window
+from motorcade.broker.window import BEHIND, READY, Window
 from motorcade.clock import time
 from motorcade.commit import Commit, commit_of
 from motorcade.mqtt import codec
@@ -125,7 +125,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     continue
                 if freed:
                     freed = False  # before anything new: what waits goes first
-                    if told or not session.ready:
+                    if told or session.state is not READY:
                         _pump(session)
                 if first == 0x30:
                     if (v5 and data[stop]) or (route.kept and numbers):  # it may be stored: after those before it
@@ -161,7 +161,11 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     break
                 if acks_wait and not route.lasting:
                     break
-                if stop + 2 > end - v5 or (v5 and data[stop + 2]) or (route.only is not None and route.only.behind):
+                if (
+                    stop + 2 > end - v5
+                    or (v5 and data[stop + 2])
+                    or (route.only is not None and route.only.lag is BEHIND)
+                ):
                     break
                 number = data[stop : stop + 2]
                 if number == b"\0\0":
@@ -274,7 +278,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     finally:
         if numbers:
             _answer_later(session, numbers, _commit(store, batch, done), stored_octets - told_octets)
-        if freed and (told or not session.ready):
+        if freed and (told or session.state is not READY):
             _pump(session)
         stats = state.stats
         stats.packets_received += received + stored + others
@@ -339,7 +343,7 @@ def _qos0(
     if same:
         packets = data[i:last]
         for session in same:
-            if session.ready:
+            if session.state is READY:
                 out = session.out
                 if not out:
                     dirty.append(session)
@@ -401,7 +405,7 @@ def _windowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> int:
     held = 0
     for session in receivers:
         inflight = session.inflight
-        if session.ready and len(inflight) < session.limit:
+        if session.state is READY and len(inflight) < session.limit:
             number = session.next_id
             if number in inflight:
                 number = session.take_id()
@@ -423,7 +427,7 @@ def _unwindowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> int:
     packet = frame[0] + frame[1]
     held = 0
     for session in receivers:
-        if session.ready:
+        if session.state is READY:
             out = session.out
             if not out:
                 dirty.append(session)

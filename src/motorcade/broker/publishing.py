@@ -20,6 +20,7 @@ from motorcade.broker.client_context import MAX_DETAIL, ClientContext
 from motorcade.broker.effects import NEXT_TURN, Await, AwaitReceiver, Effect, RunHook, SendPacket, Steps
 from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
+from motorcade.broker.window import BEHIND
 from motorcade.commit import Commit, is_refusal, joined
 from motorcade.core.message import Message
 from motorcade.extension.hooks import AFTER, Handled, Pending
@@ -191,7 +192,7 @@ class Publishing:
                 yield from self._match(result.topic)
             message = result
         only = route.only
-        if only is not None and only.behind and packet.qos and only is not session and not session.behind:
+        if only is not None and only.lag is BEHIND and packet.qos and only is not session and not session.behind:
             yield AwaitReceiver(only)  # (a client that is behind itself must be read from, or both would wait for ever)
         kept = _taken(message) or _taken(given)
         pending = _after(message) if message is given else _after(message) + _after(given)

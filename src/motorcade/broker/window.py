@@ -8,15 +8,21 @@ Rule 1: only this file hands out packet ids; an id is free again when its messag
 Rule 2: order in is order out. Nothing overtakes inside one session: while something waits in the queue,
         everything waits, QoS 0 too. Messages of a source keep their order among themselves, and take their turn with
         the queue (`source_scheduler.py`).
-Rule 3: `ready` is True exactly while a message may go straight to `out`: connected, the socket takes bytes,
+Rule 3: the state is READY exactly while a message may go straight to `out`: connected, the socket takes bytes,
         nothing waits. QoS 1 and 2 need room in the window besides. The fast path relies on it.
-Rule 4: back-pressure before loss. A connected client that is behind is waited for: from half a queue on
-        `behind` is set, and publishers whose messages go to this client alone pause until the queue is down to a
-        quarter, but not for longer than `patience`; then the client is given up until it has caught up by itself.
+Rule 4: back-pressure before loss. A connected client that is behind is waited for: from half a queue on it is BEHIND,
+        and publishers whose messages go to this client alone pause until the queue is down to a quarter, but not for
+        longer than `patience`; then it is GIVEN_UP until it has caught up by itself.
+
+    OFFLINE --attach--> CONNECTING --resend--> WAITING <--settle--> READY
+       ^                                          ^                   |
+       |                                          +-- FULL_SOCKET <---+   (set_writable)
+       +------ detach, from any state
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -46,6 +52,28 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.sources import Delayed, Sources
 from motorcade.storage.ports import Bound
+
+
+class WindowState(enum.IntEnum):
+    """How far a message gets that comes now. Each state allows what those before it allow, and more."""
+
+    OFFLINE = 0  #: no connection is attached
+    CONNECTING = 1  #: a connection is attached, but its client has no CONNACK yet: nothing may go out before
+    FULL_SOCKET = 2  #: the socket takes no bytes: QoS 0 is dropped, everything else waits
+    WAITING = 3  #: the socket takes bytes, but something waits already, and goes first
+    READY = 4  #: rule 3
+
+
+class Lag(enum.Enum):
+    """Whether publishers wait for a client (rule 4)."""
+
+    NONE = enum.auto()  #: it keeps up with them
+    BEHIND = enum.auto()  #: those who publish to it alone wait
+    GIVEN_UP = enum.auto()  #: they have waited long enough: what does not fit is dropped
+
+
+OFFLINE, CONNECTING, FULL_SOCKET, WAITING, READY = WindowState
+BEHIND = Lag.BEHIND
 
 
 class Waiter(Protocol):
@@ -135,27 +163,23 @@ class Window:
     __slots__ = (
         "alias_limit",
         "aliases",
-        "behind",
         "client",
         "durable",
-        "given_up",
-        "greeted",
         "inflight",
+        "lag",
         "limit",
         "link",
         "max_packet",
         "next_id",
-        "online",
         "out",
         "queue",
-        "ready",
         "revoked",
         "scheduler",
         "shared",
+        "state",
         "unsent",
         "version",
         "waiting",
-        "writable",
     )
 
     def __init__(self, shared: WindowContext, client: ClientInfo) -> None:
@@ -163,19 +187,15 @@ class Window:
         self.client = client
         self.version = client.version
         self.link: ClientLink | None = None  # its connection; a window knows no more of it
-        self.online = False  # a connection is attached
-        self.greeted = False  # and its client has got CONNACK: nothing may go out before
-        self.writable = False  # its socket takes bytes
-        self.ready = False
+        self.state = OFFLINE
         self.out: list[bytes] = []
         self.inflight: dict[int, Frame] = {}  # in the order of sending, which is the order of resending
         self.unsent: deque[int] | None = None  # ids in flight that this connection has not repeated yet
         self.limit = shared.options.window
         self.next_id = 1
         self.queue: LiveQueue | None = None  # made when first needed: most sessions never wait
-        self.behind = False  # rule 4
+        self.lag = Lag.NONE
         self.waiting: list[Waiter] | None = None  # publishers that wait because of it
-        self.given_up = False  # they have waited long enough
         self.scheduler: SourceScheduler | None = None  # made when first needed: for messages of sources
         self.durable: DurableQueue | None = None  # durable sessions: QoS 1 and 2 come from here instead of the queue
         self.revoked: Revoked | None = None  # what its client may not read any more, while something of it may be left
@@ -193,12 +213,11 @@ class Window:
         self.alias_limit = alias_limit
         self.aliases = {} if alias_limit else None
         self.out.clear()
-        self.online = self.writable = True
-        self.greeted = self.ready = False
+        self.state = CONNECTING
 
     def detach(self) -> None:
         """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
-        self.online = self.greeted = self.writable = self.ready = False
+        self.state = OFFLINE
         self.let_go()
         if self.durable is not None:
             self.durable.detach()
@@ -208,25 +227,47 @@ class Window:
 
     def set_writable(self, writable: bool) -> None:
         """The socket is full, or takes bytes again (call `pump` then)."""
-        self.writable = writable
-        self.settle()
+        if self.greeted:
+            self.state = WAITING if writable else FULL_SOCKET
+            self.settle()
 
     def settle(self) -> None:
-        """Bring `ready` up to date (rule 3)."""
-        self.ready = (
-            self.greeted
-            and self.writable
-            and not self.queue
-            and not self.unsent
-            and (self.durable is None or not self.durable.catch_up_to)
-        )
+        """Tell WAITING and READY apart (rule 3)."""
+        if self.state >= WAITING:
+            waits = self.queue or self.unsent or (self.durable is not None and self.durable.catch_up_to)
+            self.state = WAITING if waits else READY
+
+    @property
+    def online(self) -> bool:
+        """Return True if a connection is attached."""
+        return self.state is not OFFLINE
+
+    @property
+    def greeted(self) -> bool:
+        """Return True if its client has got CONNACK."""
+        return self.state > CONNECTING
+
+    @property
+    def writable(self) -> bool:
+        """Return True if packets may be sent: its client has got CONNACK, and its socket takes bytes."""
+        return self.state >= WAITING
+
+    @property
+    def ready(self) -> bool:
+        """Return True if a message may go straight to `out` (rule 3)."""
+        return self.state is READY
+
+    @property
+    def behind(self) -> bool:
+        """Return True if publishers wait for this client (rule 4)."""
+        return self.lag is BEHIND
 
     # -- messages in
 
     def offer(self, frame: Frame) -> None:
         """Send a frame now if the rules allow it, else let it wait or drop it."""
         qos = qos_of(frame)
-        if self.ready and (not qos or len(self.inflight) < self.limit):
+        if self.state is READY and (not qos or len(self.inflight) < self.limit):
             self.send(frame)
         else:
             self.hold(frame)
@@ -234,13 +275,14 @@ class Window:
     def hold(self, frame: Frame) -> None:
         """A frame that cannot go out now: it waits, or it is dropped."""
         if not frame[0][0] & 6:
-            if not self.online and not self.shared.options.store_qos0:
+            state = self.state
+            if state is OFFLINE and not self.shared.options.store_qos0:
                 self.drop(frame, "offline_qos0")
                 return
-            if not self.online and self.durable is not None:
+            if state is OFFLINE and self.durable is not None:
                 self.durable.keep(frame)
                 return
-            if self.online and not self.writable:
+            if state is FULL_SOCKET:
                 self.drop(frame, "slow_consumer")
                 return
         if self.shared.hooks.message_nack is not None and self._taken_back(frame):
@@ -249,7 +291,8 @@ class Window:
         queue = self.queue
         if queue is None:
             queue = self.queue = LiveQueue(self)
-            self.ready = False
+            if self.state is READY:
+                self.state = WAITING
         queue.add(frame)
 
     @property
@@ -260,19 +303,20 @@ class Window:
     def note_backlog(self, backlog: int, size: int) -> None:
         """Note that so many messages of so many bytes wait, in memory or in the store (rule 4)."""
         options = self.shared.options
-        if self.online and (backlog * 2 >= options.queue > 1 or size * 2 >= options.queue_bytes > 1):
-            self.behind = not self.given_up and options.patience > 0
+        much = backlog * 2 >= options.queue > 1 or size * 2 >= options.queue_bytes > 1
+        if much and self.state is not OFFLINE and self.lag is Lag.NONE and options.patience > 0:
+            self.lag = BEHIND
 
     def lose_patience(self, waiting: list[Waiter]) -> None:
         """Those who wait have waited long enough."""
         if self.waiting is waiting:
             self.shared.stats.refused["patience"] += 1
             self.let_go()
-            self.given_up = True
+            self.lag = Lag.GIVEN_UP
 
     def let_go(self) -> None:
         """Whoever waits for this client goes on."""
-        self.given_up = self.behind = False
+        self.lag = Lag.NONE
         waiting, self.waiting = self.waiting, None
         for link in waiting or ():
             link.caught_up()
@@ -345,25 +389,25 @@ class Window:
 
     def pump(self, now: float) -> bool:
         """Send what waits, as far as window and socket allow. True if sources could go on in the next turn."""
-        if not self.greeted:
+        if self.state <= CONNECTING:
             return False
-        if self.unsent and self.writable:
+        if self.unsent and self.state >= WAITING:
             self._repeat(now)
         scheduler, durable = self.scheduler, self.durable
         more = False
         if scheduler is not None:
-            more = self.writable and scheduler.active and scheduler.pump(now)
+            more = self.state >= WAITING and scheduler.active and scheduler.pump(now)
             self.put_down()
         if durable is not None:
             durable.pump(now, 0 if more else None)
         queue = self.queue
         if queue is not None:
-            if self.writable and not more:
+            if self.state >= WAITING and not more:
                 while queue.turn(now):
                     pass
             if not queue:
                 self.queue = None
-        if (self.behind or self.given_up) and self._has_caught_up():
+        if self.lag is not Lag.NONE and self._has_caught_up():
             self.let_go()
         self.settle()
         return more
@@ -418,7 +462,7 @@ class Window:
         The client may take fewer at once than before: the rest is repeated as it acknowledges (`repeat`). What the
         source of a message has withdrawn meanwhile is not repeated.
         """
-        self.greeted = True
+        self.state = WAITING
         if self.revoked is not None:
             self._withdraw(self.revoked)
         if self.max_packet:  # it may also take smaller ones than before
