@@ -14,8 +14,7 @@ import httpx
 from tests.scenarios.witness import Witness, assert_no_crash, guarded, metrics, refusals, wait_until
 from tests.support.consumers import connected
 from tests.support.node import NodeProcess
-from tests.support.refusals import bytes_to_the_end
-from tests.support.wire import CONNACK, PUBACK, PUBLISH, Client, Packet, ack_packet, connect_packet, publish_packet
+from tests.support.wire import PUBACK, PUBLISH, Client, Packet, ack_packet, publish_packet
 
 QUOTA = 0x97
 
@@ -25,23 +24,6 @@ def limited(config: str) -> Iterator[tuple[NodeProcess, Witness]]:
     """A node with these options and a witness around the test."""
     with NodeProcess(config=config, http=True) as node, guarded(node) as witness:
         yield node, witness
-
-
-def test_connections_of_a_node_and_of_a_listener() -> None:
-    """A node that is full says so to new connections, a listener closes them without an answer."""
-    with limited("[limits]\nmax_connections = 3\n") as (node, witness):  # the witness has two
-        with connected(node), Client(node) as offender:
-            offender.send(connect_packet("one-too-many"))
-            assert [(CONNACK, QUOTA)] == [(packet.type, packet.reason) for packet in offender.expect_closed()]
-            witness.check()
-        assert 1 == refusals(node, "max_connections")
-        wait_until(lambda: metrics(node)["motorcade_connections"] == 2, "the others are gone")
-        connected(node).close()
-    with limited("[listeners.tcp]\nmax_connections = 3\n") as (node, witness):
-        with connected(node), Client(node) as offender:
-            assert b"" == bytes_to_the_end(offender)
-            witness.check()
-        assert 1 == refusals(node, "max_connections")
 
 
 def test_networks() -> None:

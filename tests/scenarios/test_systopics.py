@@ -10,37 +10,9 @@ import pytest
 import motorcade
 from tests.support.local import LocalNode
 from tests.support.wire import PATIENCE, PUBACK, Client, Will
+from tests.unit.plugins.test_systopics import TREE
 
 NOT_AUTHORIZED = 0x87
-LOADS = (
-    "messages/received",
-    "messages/sent",
-    "publish/received",
-    "publish/sent",
-    "publish/dropped",
-    "bytes/received",
-    "bytes/sent",
-    "sockets",
-    "connections",
-)
-TREE = {
-    "version",
-    "uptime",
-    "timestamp",
-    *(f"clients/{name}" for name in ("active", "connected", "disconnected", "expired", "inactive", "maximum", "total")),
-    *(f"messages/{name}" for name in ("received", "sent", "stored")),
-    "store/messages/count",
-    "store/messages/bytes",
-    "subscriptions/count",
-    "shared_subscriptions/count",
-    "retained messages/count",
-    *(f"publish/messages/{name}" for name in ("received", "sent", "dropped")),
-    *(f"publish/bytes/{name}" for name in ("received", "sent")),
-    *(f"bytes/{name}" for name in ("received", "sent")),
-    *(f"load/{name}/{period}" for name in LOADS for period in ("1min", "5min", "15min")),
-    "heap/current",
-    "heap/maximum",
-}
 
 
 @pytest.fixture
@@ -98,16 +70,6 @@ def test_figures_follow_what_happens(node: LocalNode) -> None:
             for _ in range(7):
                 sender.publish("t", b"x", 1)
         wait_for(counter, "publish/messages/received", "7")
-
-
-def test_a_wildcard_at_the_start_does_not_see_them(node: LocalNode) -> None:
-    """`#` and `+/…` get ordinary messages only."""
-    with connected(node, "monitor") as monitor, connected(node, "all") as everything:
-        everything.subscribe([("#", 0), ("+/broker/#", 0)])
-        monitor.subscribe("$SYS/broker/uptime")
-        for _ in range(3):
-            monitor.receive()
-        everything.expect_nothing()
 
 
 def test_a_client_may_not_speak_for_the_broker(node: LocalNode) -> None:

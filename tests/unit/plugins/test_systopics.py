@@ -75,17 +75,19 @@ EXPECTED = {
     "bytes/received": "6000",
     "bytes/sent": "9000",
 }
-LOADS = [
-    "messages/received",
-    "messages/sent",
-    "publish/received",
-    "publish/sent",
-    "publish/dropped",
-    "bytes/received",
-    "bytes/sent",
-    "sockets",
-    "connections",
-]
+#: All of it.
+TREE = {
+    *EXPECTED,
+    *("timestamp", "heap/current", "heap/maximum"),
+    *(
+        f"load/{name}/{period}"
+        for name in (
+            *("messages/received", "messages/sent", "publish/received", "publish/sent", "publish/dropped"),
+            *("bytes/received", "bytes/sent", "sockets", "connections"),
+        )
+        for period in ("1min", "5min", "15min")
+    ),
+}
 
 
 async def systopics(hub: MemoryHub, load: Load) -> SysTopicsPlugin:
@@ -108,8 +110,7 @@ async def test_the_tree_is_mosquittos(hub: MemoryHub, load: Load) -> None:
     await systopics(hub, load)
     found = texts(hub)
     assert EXPECTED == {topic: found.get(topic) for topic in EXPECTED}
-    loads = {f"load/{name}/{period}" for name in LOADS for period in ("1min", "5min", "15min")}
-    assert {*EXPECTED, *loads, "timestamp", "heap/current", "heap/maximum"} == found.keys()
+    assert TREE == found.keys()
     assert all(message.retain and message.topic.startswith("$SYS/broker/") for message in hub.routed)
 
 
