@@ -219,11 +219,26 @@ def _encode_publish(packet: Publish, version: int) -> bytes:
     return b"".join((bytes((first,)), varint(len(head) + len(packet.payload)), head, packet.payload))
 
 
-def _acknowledgement(first: int, packet_id: int, reason: ReasonCode, properties: Properties, version: int) -> bytes:
-    head = _packet_id(packet_id)
+_Acknowledgement = Puback | Pubrec | Pubrel | Pubcomp
+
+#: First byte of each acknowledgement; PUBREL has a reserved flag.
+_ACKNOWLEDGEMENTS: dict[type[_Acknowledgement], int] = {
+    Puback: PUBACK << 4,
+    Pubrec: PUBREC << 4,
+    Pubrel: PUBREL << 4 | 2,
+    Pubcomp: PUBCOMP << 4,
+}
+
+
+_ACKNOWLEDGEMENT_TYPES = {first >> 4: type_ for type_, first in _ACKNOWLEDGEMENTS.items()}
+
+
+def _encode_acknowledgement(packet: _Acknowledgement, version: int) -> bytes:
+    first = _ACKNOWLEDGEMENTS[type(packet)]
+    head = _packet_id(packet.packet_id)
     if version != V5:
         return bytes((first, 2)) + head
-    return _packet(first, head + _reason_and_properties(reason, properties))
+    return _packet(first, head + _reason_and_properties(packet.reason, packet.properties))
 
 
 def _reason_and_properties(reason: ReasonCode, properties: Properties) -> bytes:
@@ -232,22 +247,6 @@ def _reason_and_properties(reason: ReasonCode, properties: Properties) -> bytes:
     if len(raw) > 1:
         return bytes((reason,)) + raw
     return bytes((reason,)) if reason else b""
-
-
-def _encode_puback(packet: Puback, version: int) -> bytes:
-    return _acknowledgement(PUBACK << 4, packet.packet_id, packet.reason, packet.properties, version)
-
-
-def _encode_pubrec(packet: Pubrec, version: int) -> bytes:
-    return _acknowledgement(PUBREC << 4, packet.packet_id, packet.reason, packet.properties, version)
-
-
-def _encode_pubrel(packet: Pubrel, version: int) -> bytes:
-    return _acknowledgement(PUBREL << 4 | 2, packet.packet_id, packet.reason, packet.properties, version)
-
-
-def _encode_pubcomp(packet: Pubcomp, version: int) -> bytes:
-    return _acknowledgement(PUBCOMP << 4, packet.packet_id, packet.reason, packet.properties, version)
 
 
 def _encode_subscribe(packet: Subscribe, version: int) -> bytes:
@@ -327,10 +326,7 @@ _ENCODERS: dict[type, Callable[[Any, int], bytes]] = {
     Connect: _encode_connect,
     Connack: _encode_connack,
     Publish: _encode_publish,
-    Puback: _encode_puback,
-    Pubrec: _encode_pubrec,
-    Pubrel: _encode_pubrel,
-    Pubcomp: _encode_pubcomp,
+    **dict.fromkeys(_ACKNOWLEDGEMENTS, _encode_acknowledgement),
     Subscribe: _encode_subscribe,
     Suback: _encode_suback,
     Unsubscribe: _encode_unsubscribe,
@@ -566,17 +562,6 @@ def _decode_publish(first: int, body: bytes, version: int, limits: DecodeLimits)
     return Publish(topic, body[at:], qos, bool(first & 1), bool(first & 8), packet_id, properties)
 
 
-def _read_acknowledgement(
-    packet: int, body: bytes, version: int, limits: DecodeLimits
-) -> tuple[int, ReasonCode, Properties]:
-    packet_id, at = _read_packet_id(body, 0)
-    if version != V5:
-        _check_end(body, at)
-        return packet_id, ReasonCode.SUCCESS, NONE
-    reason, properties = _read_reason_and_properties(packet, body, at, limits)
-    return packet_id, reason, properties
-
-
 def _read_reason_and_properties(
     packet: int, body: bytes, at: int, limits: DecodeLimits
 ) -> tuple[ReasonCode, Properties]:
@@ -592,28 +577,18 @@ def _read_reason_and_properties(
     return reason, properties
 
 
-def _decode_puback(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
-    _check_flags(first, 0)
-    packet_id, reason, properties = _read_acknowledgement(PUBACK, body, version, limits)
-    return Puback(packet_id, reason, properties)
-
-
-def _decode_pubrec(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
-    _check_flags(first, 0)
-    packet_id, reason, properties = _read_acknowledgement(PUBREC, body, version, limits)
-    return Pubrec(packet_id, reason, properties)
-
-
-def _decode_pubrel(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
-    _check_request_flags(first, version)
-    packet_id, reason, properties = _read_acknowledgement(PUBREL, body, version, limits)
-    return Pubrel(packet_id, reason, properties)
-
-
-def _decode_pubcomp(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
-    _check_flags(first, 0)
-    packet_id, reason, properties = _read_acknowledgement(PUBCOMP, body, version, limits)
-    return Pubcomp(packet_id, reason, properties)
+def _decode_acknowledgement(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
+    kind = first >> 4
+    if kind == PUBREL:
+        _check_request_flags(first, version)
+    else:
+        _check_flags(first, 0)
+    packet_id, at = _read_packet_id(body, 0)
+    if version != V5:
+        _check_end(body, at)
+        return _ACKNOWLEDGEMENT_TYPES[kind](packet_id)
+    reason, properties = _read_reason_and_properties(kind, body, at, limits)
+    return _ACKNOWLEDGEMENT_TYPES[kind](packet_id, reason, properties)
 
 
 def _decode_subscribe(first: int, body: bytes, version: int, limits: DecodeLimits) -> Packet:
@@ -738,10 +713,10 @@ _DECODERS: tuple[Callable[[int, bytes, int, DecodeLimits], Packet], ...] = (
     _decode_connect,
     _decode_connack,
     _decode_publish,
-    _decode_puback,
-    _decode_pubrec,
-    _decode_pubrel,
-    _decode_pubcomp,
+    _decode_acknowledgement,
+    _decode_acknowledgement,
+    _decode_acknowledgement,
+    _decode_acknowledgement,
     _decode_subscribe,
     _decode_suback,
     _decode_unsubscribe,
