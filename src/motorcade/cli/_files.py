@@ -1,4 +1,4 @@
-"""Files and folders that a command is to write: looked at before its work begins, written whole or not at all.
+"""Files of a command: read, checked before its work begins, written whole or not at all.
 
 Whether something can be written is found out by writing there, not by permissions: read-only disks, quotas and folders
 such as /proc are not seen in those. What is written for that has no name, and is gone when it is closed.
@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +23,16 @@ from motorcade.core.errors import MotorcadeError
 
 class FileError(MotorcadeError):
     """An output file cannot be written."""
+
+
+def read(option: str, place: str | Path) -> bytes:
+    """Read a file, or standard input (`-`)."""
+    if place == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(place).read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint=option) from error
 
 
 def check_file(option: str, file: Path | None) -> None:
@@ -40,7 +51,7 @@ def check_folder(option: str, folder: Path) -> None:
     """Refuse a folder in which nothing can be written, or that cannot be made."""
     try:
         why = _why_no_folder(next(place for place in (folder, *folder.absolute().parents) if place.exists()))
-    except OSError as error:  # likewise
+    except OSError as error:  # as above
         why = error.strerror or str(error)
     if why:
         raise typer.BadParameter(f"{folder} cannot be written: {why}", param_hint=option)

@@ -1,13 +1,17 @@
-"""Values on the command line that several nouns take: `--set KEY=VALUE`, durations, topic filters."""
+"""Values on the command line that several nouns take: `--set KEY=VALUE`, durations, topic filters, VINs."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+
+from motorcade.core.errors import MotorcadeError
 
 Set = Annotated[
     list[str] | None,
@@ -49,15 +53,47 @@ def duration(text: str) -> float:
     return int(seconds) if seconds.is_integer() else seconds
 
 
+def positive_duration(text: str) -> float:
+    """Read a duration that is not 0."""
+    seconds = duration(text)
+    if not seconds:
+        raise typer.BadParameter("it must be longer than 0; leave it out to keep messages as long as the node does")
+    return seconds
+
+
+@contextmanager
+def wrong_usage(option: str | None = None, prefix: str = "") -> Iterator[None]:
+    """Report an error of Motorcade as wrong usage of an option."""
+    try:
+        yield
+    except MotorcadeError as error:
+        raise typer.BadParameter(f"{prefix}{error}", param_hint=option) from error
+
+
 def topic_filter(text: str) -> str:
     """Check a topic filter."""
-    from motorcade.core.errors import TopicError
     from motorcade.core.topic import check_filter
 
-    try:
+    with wrong_usage(prefix=f"{text!r}: "):
         check_filter(text)
-    except TopicError as error:
-        raise typer.BadParameter(f"{text!r}: {error}") from error
+    return text
+
+
+def request_id(text: str) -> str:
+    """Check the id of a fan-out request."""
+    from motorcade.plugins.fanout.batch import check_request_id
+
+    with wrong_usage():
+        check_request_id(text)
+    return text
+
+
+def vin(text: str) -> str:
+    """Check a VIN."""
+    from motorcade.core.vin import check_vin
+
+    with wrong_usage():
+        check_vin(text)
     return text
 
 

@@ -85,10 +85,8 @@ def _setting(text: str) -> str:
 def folder(text: str) -> Path:
     from motorcade.pipelines.rundir import check_place
 
-    try:
+    with _options.wrong_usage():
         return check_place(text)
-    except PipelineError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 Master = Annotated[

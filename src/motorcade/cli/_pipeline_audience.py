@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from motorcade.cli import _control, _output, _pipeline
+from motorcade.cli import _control, _files, _options, _output, _pipeline
 from motorcade.cli._store import StoreFlags
-from motorcade.cli.fanout import Append, CheckDigit, Expires, Priority, _payload, _positive, _request_id
+from motorcade.cli.fanout import Append, CheckDigit, Expires, Priority
 from motorcade.core.errors import MotorcadeError
 from motorcade.pipelines import PipelineError
 
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from motorcade.publisher.address import BrokerAddress
     from motorcade.publisher.batches import Order
 
-_Read = TypeVar("_Read")
-
 
 def audience(
     request: Annotated[
-        str, typer.Option("--request", metavar="ID", parser=_request_id, help="What it is called: task_ota_1.")
+        str, typer.Option("--request", metavar="ID", parser=_options.request_id, help="What it is called: task_ota_1.")
     ],
     payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="What vehicles get, byte by byte.")],
     tables: Annotated[
@@ -88,7 +86,9 @@ def audience(
     ] = False,
     patience: Annotated[
         float,
-        typer.Option("--patience", parser=_positive, metavar="1m|30s", help="How long a broker may be away."),
+        typer.Option(
+            "--patience", parser=_options.positive_duration, metavar="1m|30s", help="How long a broker may be away."
+        ),
     ] = "1m",  # type: ignore[assignment]  # typer has the parser read defaults too
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
@@ -114,16 +114,18 @@ def audience(
         raise typer.BadParameter(
             "name the folder of this run (or look first with --dry-run)", param_hint="--checkpoint"
         )
-    found = _given("--table, --option", lambda: tables_of(tables, options or []))
+    with _options.wrong_usage("--table, --option"):
+        found = tables_of(tables, options or [])
     query = _query(sql, found)
     mode = None if append is None else "append" if append else "replace"
     given: dict[str, object] = {"expires_in": expires, "priority": priority or None, "mode": mode}
-    order = Order(request, _payload(payload), {name: value for name, value in given.items() if value is not None})
+    order = Order(
+        request, _files.read("--payload", payload), {name: value for name, value in given.items() if value is not None}
+    )
     files = {"password_file": password_file, "cafile": cafile, "cert": cert, "key": key}
     connection: dict[str, str] = {name: str(file.absolute()) for name, file in files.items() if file is not None}
-    address = _given(
-        "--broker", lambda: BrokerAddress.parse(broker, username=username, insecure=insecure, **connection)
-    )
+    with _options.wrong_usage("--broker"):
+        address = BrokerAddress.parse(broker, username=username, insecure=insecure, **connection)
     if dry_run or checkpoint is None:
         if mode != "append":
             where, unknown = _store(chosen)
@@ -160,14 +162,6 @@ def audience(
         )
         outcome = _send(running, counts, writer, rate, connections)
     _ended(outcome, checkpoint, request, as_json)
-
-
-def _given(option: str, read: Callable[[], _Read]) -> _Read:
-    """Read a value of the command line; an error in it is wrong usage."""
-    try:
-        return read()
-    except MotorcadeError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _query(sql: str | None, tables: list[QueryTable]) -> str:

@@ -6,12 +6,9 @@ a mistake that is named by file and line; nothing is corrected, and nothing of s
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-import typer
-
+from motorcade.cli import _files
 from motorcade.core.errors import MotorcadeError
 
 SHOWN = 10  #: wrong lines that are named; the others are counted
@@ -38,7 +35,7 @@ def read(place: str, *, check_digit: bool) -> VinList:
     named = 0
     wrong: list[str] = []
     mistakes = 0
-    for number, line in enumerate(_read(place).split(b"\n"), start=1):
+    for number, line in enumerate(_files.read("--vins", place).split(b"\n"), start=1):
         text = line.strip()
         if not text or text.startswith(b"#"):
             continue
@@ -60,23 +57,3 @@ def read(place: str, *, check_digit: bool) -> VinList:
     if not vins:
         raise VinListError(f"{name} names no vehicle; write one VIN on each line")
     return VinList(list(vins), named - len(vins))
-
-
-def argument(text: str) -> str:
-    """Check a VIN of the command line."""
-    from motorcade.core.vin import VinError, check_vin
-
-    try:
-        check_vin(text)
-    except VinError as error:
-        raise typer.BadParameter(str(error)) from error
-    return text
-
-
-def _read(place: str) -> bytes:
-    if place == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(place).read_bytes()
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint="--vins") from error

@@ -33,30 +33,13 @@ _ASKED = ("pending", *_STATES)  # pending: any state that is not final
 _COLUMNS = ("request_id", "status", "targets", "pending", *_FINISHED, "last_at")
 
 
-def _request_id(text: str) -> str:
-    from motorcade.plugins.fanout.batch import BadBatchError, check_request_id
-
-    try:
-        check_request_id(text)
-    except BadBatchError as error:
-        raise typer.BadParameter(str(error)) from error
-    return text
-
-
 def _state(text: str) -> str:
     if text not in _ASKED:
         raise typer.BadParameter(f"{text!r} is none of {', '.join(_ASKED)}")
     return text
 
 
-def _positive(text: str) -> float:
-    seconds = _options.duration(text)
-    if not seconds:
-        raise typer.BadParameter("it must be longer than 0; leave it out to keep messages as long as the node does")
-    return seconds
-
-
-Request = Annotated[str, typer.Argument(metavar="REQUEST", parser=_request_id)]
+Request = Annotated[str, typer.Argument(metavar="REQUEST", parser=_options.request_id)]
 
 
 # -- sending
@@ -64,7 +47,9 @@ Request = Annotated[str, typer.Argument(metavar="REQUEST", parser=_request_id)]
 #: How a message is sent; also used by `pipeline run audience`.
 Expires = Annotated[
     float | None,
-    typer.Option("--expires", parser=_positive, metavar="7d|12h|30m|45s", help="Not delivered after this time."),
+    typer.Option(
+        "--expires", parser=_options.positive_duration, metavar="7d|12h|30m|45s", help="Not delivered after this time."
+    ),
 ]
 Priority = Annotated[int, typer.Option(min=0, max=9, help="Higher ones go first.")]
 Append = Annotated[
@@ -80,7 +65,7 @@ CheckDigit = Annotated[bool, typer.Option("--check-digit", help="Check the ninth
 def send(
     vins: Annotated[str, typer.Option("--vins", metavar="FILE|-", help="Who gets it: a VIN on each line.")],
     request: Annotated[
-        str, typer.Option("--request", metavar="ID", parser=_request_id, help="What it is called: task_ota_1.")
+        str, typer.Option("--request", metavar="ID", parser=_options.request_id, help="What it is called: task_ota_1.")
     ],
     payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="What they get, byte by byte.")],
     expires: Expires = None,
@@ -120,7 +105,7 @@ def send(
     job = _batches.Job(
         vins=listed.vins,
         request_id=request,
-        data=_payload(payload),
+        data=_files.read("--payload", payload),
         options={name: value for name, value in given.items() if value is not None},
         size=batch,
         name=batch_id or "",
@@ -142,15 +127,6 @@ def send(
         _tell_problems(outcome, rest)
     if outcome.rejected or outcome.problems:
         raise typer.Exit(1)
-
-
-def _payload(place: str) -> bytes:
-    if place == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(place).read_bytes()
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {place}: {error.strerror}", param_hint="--payload") from error
 
 
 async def _send(broker: _mqtt.ConnectFlags, job: Job, outcome: Outcome) -> None:
@@ -373,7 +349,10 @@ def report(
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the picture alone.")] = None,
     slow_after: Annotated[
-        float, typer.Option("--slow-after", parser=_positive, metavar="1h|30m|45s", help="What counts as late.")
+        float,
+        typer.Option(
+            "--slow-after", parser=_options.positive_duration, metavar="1h|30m|45s", help="What counts as late."
+        ),
     ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
     master: _pipeline.Master = "local[*]",
     *,
@@ -447,7 +426,7 @@ def gc(*, node: _control.NodeFlags) -> None:
 
 
 @verb(app)
-def why(vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)], *, node: _control.NodeFlags) -> None:
+def why(vin: Annotated[str, typer.Argument(metavar="VIN", parser=_options.vin)], *, node: _control.NodeFlags) -> None:
     """Tell why a vehicle has not got its message, and what happens next."""
     view = node.call("GET", f"vehicles/{_control.name(vin)}/why")
     node.print(view, lambda view: print(f"{view['reason']}: {view['sentence']}\n{view['next']}"))

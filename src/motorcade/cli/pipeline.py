@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from motorcade.cli import _control, _output, _pipeline, _pipeline_audience, _pipeline_ingest
+from motorcade.cli import _control, _options, _output, _pipeline, _pipeline_audience, _pipeline_ingest
 from motorcade.cli._groups import verb
 from motorcade.cli._store import StoreFlags
-from motorcade.cli.fanout import _positive, _request_id
 
 if TYPE_CHECKING:
     from motorcade.pipelines.audit import AuditVerdict
@@ -30,7 +29,8 @@ verb(run)(_pipeline_audience.audience)
 _STOPPED = "stopped"  # an audit starts from the beginning each time
 
 Request = Annotated[
-    str | None, typer.Option("--request", metavar="ID", parser=_request_id, help="Of this request alone. \\[all]")
+    str | None,
+    typer.Option("--request", metavar="ID", parser=_options.request_id, help="Of this request alone. \\[all]"),
 ]
 
 
@@ -48,7 +48,10 @@ def receipts(
     ],
     request: Request = None,
     slow_after: Annotated[
-        float, typer.Option("--slow-after", parser=_positive, metavar="1h|30m|45s", help="What counts as late.")
+        float,
+        typer.Option(
+            "--slow-after", parser=_options.positive_duration, metavar="1h|30m|45s", help="What counts as late."
+        ),
     ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
     requests: Annotated[int, typer.Option("--requests", min=1, help="At most so many in page and pictures.")] = 100,
     master: _pipeline.Master = "local[*]",

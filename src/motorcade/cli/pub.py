@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from motorcade.cli import _mqtt
+from motorcade.cli import _files, _mqtt, _options
 
 if TYPE_CHECKING:
     from motorcade.client import Will
@@ -47,13 +47,10 @@ def pub(
     if sum((message is not None, file is not None, lines, whole, null)) != 1:
         raise typer.BadParameter("give exactly one of -m, -f, -l, -s and -n")
     from motorcade.client import Will
-    from motorcade.core.errors import TopicError
     from motorcade.core.topic import check_topic
 
-    try:
+    with _options.wrong_usage("-t", f"{topic!r}: "):
         check_topic(topic)
-    except TopicError as error:
-        raise typer.BadParameter(f"{topic!r}: {error}", param_hint="-t") from error
     payload = b"" if lines or null else _payload(message, file)
     will = Will(will_topic, will_payload.encode(), will_qos, will_retain) if will_topic is not None else None
     told = _mqtt.message_properties(properties or [], user_properties or [], five=five)
@@ -75,12 +72,7 @@ def pub(
 def _payload(message: str | None, file: Path | None) -> bytes:
     if message is not None:
         return message.encode()
-    if file is None:
-        return sys.stdin.buffer.read()
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {file}: {error.strerror}", param_hint="-f") from error
+    return _files.read("-f", "-" if file is None else file)
 
 
 async def _publish(

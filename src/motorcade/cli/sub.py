@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from motorcade.cli import _mqtt, _output
+from motorcade.cli import _mqtt, _options, _output
 from motorcade.core.words import printable
 
 if TYPE_CHECKING:
@@ -60,15 +60,12 @@ def sub(
     """
     if keep_session and broker.client_id is None:
         raise typer.BadParameter("a session is kept under a client id; give --id", param_hint="-c")
-    from motorcade.core.errors import TopicError
     from motorcade.core.subscription import Subscription
     from motorcade.core.topic import check_filter, split_share
 
     for topic in topics:
-        try:
+        with _options.wrong_usage("-t", f"{topic!r}: "):
             check_filter(split_share(topic)[1])
-        except TopicError as error:
-            raise typer.BadParameter(f"{topic!r}: {error}", param_hint="-t") from error
     render = _renderer("%j" if as_json else format_ or ("%t %p" if verbose else "%p"))
 
     def wanted(message: Publish) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from motorcade.cli import _control, _output, _vins
+from motorcade.cli import _control, _options, _output
 from motorcade.cli._groups import verb
 
 app = typer.Typer(no_args_is_help=True, help="Look at a vehicle: what waits for it and what it has got.")
@@ -22,9 +22,7 @@ def _noun() -> None:
 
 
 @verb(app)
-def show(
-    vin: Annotated[str, typer.Argument(metavar="VIN", parser=_vins.argument)], *, node: _control.NodeFlags
-) -> None:
+def show(vin: Annotated[str, typer.Argument(metavar="VIN", parser=_options.vin)], *, node: _control.NodeFlags) -> None:
     """Show the backlog of a vehicle, what is in flight, its history, and why it has not got the next message."""
     node.print(node.call("GET", f"vehicles/{_control.name(vin)}"), _print)
 
