@@ -355,7 +355,7 @@ class Broker:
             pubsub.give_up(matching)
 
     async def _wait_for(self, session: Session) -> None:
-        """What the node itself publishes waits for a receiver that is behind, too (window, rule 4)."""
+        """What the node itself publishes waits for a receiver that is behind, too (session, rule 4)."""
         waiter = _Waiter(self.loop.create_future())
         if session.waiting is None:
             session.waiting = []

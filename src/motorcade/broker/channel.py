@@ -37,7 +37,7 @@ from motorcade.broker.frames import is_released, message_of, qos_of, released
 from motorcade.broker.publishing import Publishing, unanswered
 from motorcade.broker.session import Session
 from motorcade.broker.state import BrokerState
-from motorcade.broker.window import READY
+from motorcade.broker.window_state import READY
 from motorcade.commit import is_refusal
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import TopicError

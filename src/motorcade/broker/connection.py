@@ -58,7 +58,7 @@ from motorcade.mqtt.reasons import ProtocolError, ReasonCode, connack_code_v3
 
 if TYPE_CHECKING:
     from motorcade.broker.broker import Broker
-    from motorcade.broker.window import Window
+    from motorcade.broker.session import Session
 
 log = structlog.stdlib.get_logger("motorcade.connection")
 
@@ -76,7 +76,7 @@ class Pause(enum.IntFlag):
     """Why a connection does not read."""
 
     HOOK = enum.auto()  #: a hook chain has not answered yet
-    RECEIVER = enum.auto()  #: the receiver of its last message is behind (window, rule 4)
+    RECEIVER = enum.auto()  #: the receiver of its last message is behind (session, rule 4)
     STORE = enum.auto()  #: its last packet must be stored before the next one is taken
     ANSWERS = enum.auto()  #: too many of its answers wait for the store
     LONG_PACKET = enum.auto()  #: its last packet is so much work that it goes on in the next turn of the loop
@@ -101,7 +101,7 @@ class Flusher:
 
     __slots__ = ("_dirty", "_loop", "_scheduled", "_stats", "reads")
 
-    def __init__(self, dirty: list[Window], stats: Stats, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, dirty: list[Session], stats: Stats, loop: asyncio.AbstractEventLoop) -> None:
         self._dirty = dirty
         self._stats = stats
         self._loop = loop
@@ -524,7 +524,7 @@ class Connection(asyncio.Protocol):
         self._task.add_done_callback(lambda _: _close_unstarted(waiting))
 
     def _wait_for(self, session: Session, steps: Steps) -> None:
-        """Read nothing more until a client that is behind has caught up (window, rule 4)."""
+        """Read nothing more until a client that is behind has caught up (session, rule 4)."""
         self.hold(Pause.RECEIVER)
         self._steps_behind = steps
         if session.waiting is None:

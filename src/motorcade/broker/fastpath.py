@@ -25,7 +25,7 @@ from motorcade.broker.frames import IDS, RELEASED, Frame, build
 from motorcade.broker.pubsub import Receivers, Route
 from motorcade.broker.session import Session
 from motorcade.broker.session_store import MAX_ROWS, MessageBatch, PlainMessage, SessionStore
-from motorcade.broker.window import BEHIND, READY, Window
+from motorcade.broker.window_state import BEHIND, READY
 from motorcade.clock import time
 from motorcade.commit import Commit, commit_of
 from motorcade.mqtt import codec
@@ -333,7 +333,7 @@ def _pump(session: Session) -> None:
 
 
 def _qos0(
-    route: Route, data: bytes, i: int, stop: int, end: int, last: int, channel: Channel, dirty: list[Window]
+    route: Route, data: bytes, i: int, stop: int, end: int, last: int, channel: Channel, dirty: list[Session]
 ) -> int:
     """Deliver QoS 0 packets data[i:last], each as long as the first, to the plain receivers; how many were sent."""
     v5 = channel.context.version == 5
@@ -359,7 +359,7 @@ def _qos0(
     return (len(same) + len(other)) * ((last - i) // size) - held
 
 
-def _qos1(route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
+def _qos1(route: Route, frame: Frame, v5: bool, dirty: list[Session]) -> int:
     """Deliver a QoS 1 message to the plain receivers, QoS 0 ones among them; how many were sent."""
     if v5:
         same, other, low, low_other = route.v5_from_1, route.v3_from_1, route.v5_qos0, route.v3_qos0
@@ -377,7 +377,7 @@ def _qos1(route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
     return sent
 
 
-def _qos2(route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
+def _qos2(route: Route, frame: Frame, v5: bool, dirty: list[Session]) -> int:
     """Deliver a QoS 2 message to the plain receivers, each at its granted QoS; how many were sent."""
     v3_by_qos = (route.v3_qos0, route.v3_qos1, route.v3_qos2)
     v5_by_qos = (route.v5_qos0, route.v5_qos1, route.v5_qos2)
@@ -398,8 +398,8 @@ def _qos2(route: Route, frame: Frame, v5: bool, dirty: list[Window]) -> int:
     return sent
 
 
-def _windowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> int:
-    """QoS 1 and 2 to many: the inside of `Window.send` without a call per receiver; how many could not be sent now."""
+def _windowed(receivers: Receivers, frame: Frame, dirty: list[Session]) -> int:
+    """QoS 1 and 2 to many: the inside of `Session.send` without a call per receiver; how many could not be sent now."""
     head, tail, _ = frame
     ids = IDS
     held = 0
@@ -422,7 +422,7 @@ def _windowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> int:
     return held
 
 
-def _unwindowed(receivers: Receivers, frame: Frame, dirty: list[Window]) -> int:
+def _unwindowed(receivers: Receivers, frame: Frame, dirty: list[Session]) -> int:
     """QoS 0 to many; how many could not be sent now."""
     packet = frame[0] + frame[1]
     held = 0

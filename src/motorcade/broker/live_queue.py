@@ -13,7 +13,7 @@ from motorcade.broker.frames import Frame, qos_of, topic_of
 from motorcade.broker.revoked import Revoked
 
 if TYPE_CHECKING:
-    from motorcade.broker.window import Window
+    from motorcade.broker.session import Session
 
 
 class LiveQueue:
@@ -21,7 +21,7 @@ class LiveQueue:
 
     __slots__ = ("_frames", "_window", "qos0", "size")
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Session) -> None:
         self._window = window
         self._frames: deque[Frame] = deque()
         self.size = 0  #: bytes

@@ -20,7 +20,7 @@ from motorcade.broker.client_context import MAX_DETAIL, ClientContext
 from motorcade.broker.effects import NEXT_TURN, Await, AwaitReceiver, Effect, RunHook, SendPacket, Steps
 from motorcade.broker.pubsub import NOBODY, Copy, Route, chosen_of
 from motorcade.broker.session import Doubt, Session
-from motorcade.broker.window import BEHIND
+from motorcade.broker.window_state import BEHIND
 from motorcade.commit import Commit, is_refusal, joined
 from motorcade.core.message import Message
 from motorcade.extension.hooks import AFTER, Handled, Pending

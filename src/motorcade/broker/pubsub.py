@@ -24,7 +24,7 @@ from motorcade.broker.frames import Frame, frame_of, is_released, message_of, qo
 from motorcade.broker.limits import Limits
 from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
-from motorcade.broker.window import WindowContext
+from motorcade.broker.session_context import SessionContext
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -139,7 +139,7 @@ class Route:
         #: somebody's messages of QoS 1 and 2 go through the store: the fast path leaves them to the channel
         self.kept = any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
         plain = [t for t in targets if t.plain]
-        #: the session that alone gets the messages of this topic; its publishers may wait for it (window, rule 4)
+        #: the session that alone gets the messages of this topic; its publishers may wait for it (session, rule 4)
         self.only = targets[0].session if len(targets) == 1 and not groups else None
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
         #: if everybody is durable and takes QoS 1: what they get; the fast path stores such messages itself
@@ -270,7 +270,7 @@ class Audience:
 class PubSub:
     """Subscriptions and delivery of one node."""
 
-    def __init__(self, shared: WindowContext, route_cache: int = Limits().route_cache) -> None:
+    def __init__(self, shared: SessionContext, route_cache: int = Limits().route_cache) -> None:
         """`route_cache`: bytes that remembered routes may take."""
         self.shared = shared
         self.subscriptions = 0

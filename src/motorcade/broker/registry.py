@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from motorcade.broker.pubsub import PubSub
 from motorcade.broker.session import Owed, Session, Wake
-from motorcade.broker.window import WindowContext
+from motorcade.broker.session_context import SessionContext
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Registry:
     """The sessions of one node."""
 
-    def __init__(self, shared: WindowContext, pubsub: PubSub) -> None:
+    def __init__(self, shared: SessionContext, pubsub: PubSub) -> None:
         self.sessions: dict[str, Session] = {}
         self.connected = 0
         self.maximum = 0  #: most clients ever connected at once

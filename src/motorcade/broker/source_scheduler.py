@@ -691,7 +691,7 @@ class SourceScheduler:
     def _send_run(self, slot: Upstream, now: float, most: int) -> int:
         """Messages of one that waits alone, as far as there is room; how many were sent.
 
-        Plain ones, to a client with nothing special, take the inside of `send` and `Window.send` without their calls.
+        Plain ones, to a client with nothing special, take the inside of `send` and `Session.send` without their calls.
         """
         session = self.session
         hooks = session.shared.hooks
@@ -768,7 +768,7 @@ class SourceScheduler:
     def hand(self, slot: SourceSlot, given: Given) -> bool:
         """Send one message to a client for whom nothing waits; False: it cannot be done here and now.
 
-        Like `_send_quickly`, this is the inside of `send` and `Window.send` for plain messages to plain clients.
+        Like `_send_quickly`, this is the inside of `send` and `Session.send` for plain messages to plain clients.
         """
         session = self.session
         hooks, message = session.shared.hooks, given.message

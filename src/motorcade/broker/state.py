@@ -9,8 +9,8 @@ import msgspec
 from motorcade.broker.limits import Flapping, LeakyBucket, Limits, Networks, SessionOptions
 from motorcade.broker.pubsub import PubSub
 from motorcade.broker.registry import Registry
+from motorcade.broker.session_context import SessionContext
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import WindowContext
 from motorcade.core.guid import GuidFactory
 from motorcade.extension.hooks import Hooks
 from motorcade.mqtt.codec import DecodeLimits
@@ -47,7 +47,7 @@ class BrokerState:
         self.hooks = hooks
         self.guids = guids
         self.stats = Stats()
-        self.shared = WindowContext(session, hooks, self.stats)
+        self.shared = SessionContext(session, hooks, self.stats)
         self.pubsub = PubSub(self.shared, limits.route_cache)
         self.registry = Registry(self.shared, self.pubsub)
         self.codec_limits = DecodeLimits(max_user_properties=limits.max_user_properties)

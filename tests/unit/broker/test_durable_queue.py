@@ -13,10 +13,11 @@ from motorcade.broker.durable_queue import AHEAD, IDS_OF_QUEUE, DurableQueue, id
 from motorcade.broker.frames import Frame, build
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.session import Session
+from motorcade.broker.session_context import SessionContext
 from motorcade.broker.session_records import ENTRY
 from motorcade.broker.session_store import SessionStore
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import Lag, WindowContext
+from motorcade.broker.window_state import Lag
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -89,7 +90,7 @@ class Client:
 
     def __init__(self, options: SessionOptions | None = None, *, restored: bool = False) -> None:
         self.store = Store()
-        shared = WindowContext(options or SessionOptions(), Hooks(), Stats())
+        shared = SessionContext(options or SessionOptions(), Hooks(), Stats())
         self.session = Session(shared, ClientInfo("c", version=5), NOW)
         self.queue = self.session.durable = DurableQueue(
             self.session, cast("SessionStore", self.store), restored=restored, sent_to=0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import STRATEGIES, PubSub
 from motorcade.broker.session import Session
+from motorcade.broker.session_context import SessionContext
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import WindowContext
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -27,7 +27,7 @@ class Rig:
 
     def __init__(self, **options: Any) -> None:
         self.hooks = Hooks()
-        self.shared = WindowContext(SessionOptions(**options), self.hooks, Stats())
+        self.shared = SessionContext(SessionOptions(**options), self.hooks, Stats())
         self.pubsub = PubSub(self.shared)
 
     def session(self, name: str, *filters: str | Subscription, version: int = 5, online: bool = True) -> Session:

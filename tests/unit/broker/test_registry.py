@@ -12,8 +12,8 @@ from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import PubSub
 from motorcade.broker.registry import Registry
 from motorcade.broker.session import Session
+from motorcade.broker.session_context import SessionContext
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import WindowContext
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -65,7 +65,7 @@ class Link:
 class Rig:
     def __init__(self) -> None:
         self.hooks = Hooks()
-        self.shared = WindowContext(SessionOptions(), self.hooks, Stats())
+        self.shared = SessionContext(SessionOptions(), self.hooks, Stats())
         self.pubsub = PubSub(self.shared)
         self.registry = Registry(self.shared, self.pubsub)
         self.events: list[str] = []

@@ -14,8 +14,8 @@ from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import PubSub, Route
 from motorcade.broker.router import Router, Routes
 from motorcade.broker.session import Session
+from motorcade.broker.session_context import SessionContext
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import WindowContext
 from motorcade.core.client import ClientInfo
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Hooks
@@ -78,7 +78,7 @@ def test_topics_that_a_plugin_takes_share_a_route() -> None:
     """There may be any number of them, and nobody ever gets a message of one."""
     hooks = Hooks()
     hooks.add("message.publish", Callback(lambda *_: None, 0, "one", topics=("$A/#",), takes=True))
-    pubsub = PubSub(WindowContext(SessionOptions(), hooks, Stats()))
+    pubsub = PubSub(SessionContext(SessionOptions(), hooks, Stats()))
     route = pubsub.route("$A/1")
     assert route is pubsub.route("$A/2/3") and route.slow and not route.count and not pubsub.routes
     assert pubsub.route("$B/1") is not route and [b"$B/1"] == list(pubsub.routes)
@@ -103,7 +103,7 @@ class Churn(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.hooks = Hooks()
-        self.pubsub = PubSub(WindowContext(SessionOptions(), self.hooks, Stats()))
+        self.pubsub = PubSub(SessionContext(SessionOptions(), self.hooks, Stats()))
         self.sessions: list[Session] = []
         self.wanted: dict[tuple[Session, str], Subscription] = {}
         self.held: list[Route] = []

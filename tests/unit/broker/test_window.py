@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from motorcade.broker.frames import build, frame_of, message_of, qos_of
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.session import Session
+from motorcade.broker.session_context import SessionContext
 from motorcade.broker.stats import Stats
-from motorcade.broker.window import Window, WindowContext
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.extension.hooks import Callback, Hooks, Stop
@@ -27,8 +27,8 @@ class Reader:
 
     def __init__(self, version: int = 4, limit: int = 65535, *, away: bool = False, **options: Any) -> None:
         self.hooks = Hooks()
-        self.shared = WindowContext(SessionOptions(**options), self.hooks, Stats())
-        self.window = Window(self.shared, ClientInfo("car", version=version))
+        self.shared = SessionContext(SessionOptions(**options), self.hooks, Stats())
+        self.window = Session(self.shared, ClientInfo("car", version=version), 0.0)
         self.version = version
         if not away:
             self.attach(limit)
@@ -272,7 +272,7 @@ def test_what_has_become_too_large_is_not_sent_again() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Offers, acknowledgements, full sockets and reconnects in any order, against the rules of window.py."""
+    """Offers, acknowledgements, full sockets and reconnects in any order, against the rules of session.py."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=50, deadl
 
 
 def test_how_long_the_oldest_message_is_held_is_known() -> None:
-    shared = WindowContext(SessionOptions(), Hooks(), Stats())
+    shared = SessionContext(SessionOptions(), Hooks(), Stats())
     session = Session(shared, ClientInfo("c", version=5), 0.0)
     assert 0.0 == session.held_for(10.0)
     session.attach(5, 10, 0, 0)
