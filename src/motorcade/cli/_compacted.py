@@ -193,9 +193,11 @@ def moment(text: str) -> dict[str, float]:
 def rewind_body(kind: str, to: int | None, since: str | None, consumer: str | None) -> dict[str, Any]:
     """Make the body of a rewind request; `typer.BadParameter` if options contradict each other."""
     if (to is None) == (since is None):
-        raise typer.BadParameter("say one of them: the number that comes next, or a time", param_hint="--to, --since")
+        raise typer.BadParameter("give one of them: a sequence number, or a time", param_hint="--to, --since")
     if kind == SHARED and not consumer:
-        raise typer.BadParameter("a shared queue has several; name the client that is rewound", param_hint="--consumer")
+        raise typer.BadParameter(
+            "a shared queue has several consumers; name the one to rewind", param_hint="--consumer"
+        )
     if kind != SHARED and consumer is not None:
         raise typer.BadParameter(
             "the queue of a client has no other consumer; with --shared CLIENT is the name of a queue",

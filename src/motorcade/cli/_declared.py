@@ -21,8 +21,8 @@ LIMIT = 100  #: messages shown unless the caller says otherwise
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-After = Annotated[int, typer.Option(min=0, max=FARTHEST, help="Begin behind this position.")]
-Limit = Annotated[int, typer.Option(min=1, help="At most so many messages.")]
+After = Annotated[int, typer.Option(min=0, max=FARTHEST, help="Start after this position.")]
+Limit = Annotated[int, typer.Option(min=1, help="Maximum number of messages.")]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def add_delete(app: typer.Typer, noun: Noun) -> None:
 def ask(question: str, yes: bool) -> None:
     """Go on only after a yes: the flag, or what is typed."""
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask on; say that you mean it", param_hint="--yes")
+        raise typer.BadParameter("there is no terminal to ask on; confirm with the flag", param_hint="--yes")
     if not yes and not typer.confirm(question, err=True):
         print("error: nothing was deleted", file=sys.stderr)
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from motorcade.client import Client, Will
     from motorcade.mqtt.properties import Properties
 
-Host = Annotated[str, typer.Option("-h", "--host", help="Where the broker is.")]
+Host = Annotated[str, typer.Option("-h", "--host", help="Host of the broker.")]
 Port = Annotated[
     int | None,
     typer.Option("-p", "--port", min=1, max=65535, help="[1883; with TLS 8883, --ws 8083, both 8084]"),
@@ -26,10 +26,15 @@ Username = Annotated[str | None, typer.Option("-u", "--username")]
 Password = Annotated[
     str | None,
     typer.Option(
-        "-P", "--pw", "--password", envvar="MOTORCADE_PASSWORD", help="Better given as a variable.", show_envvar=True
+        "-P",
+        "--pw",
+        "--password",
+        envvar="MOTORCADE_PASSWORD",
+        help="Better set as an environment variable.",
+        show_envvar=True,
     ),
 ]
-ClientId = Annotated[str | None, typer.Option("-i", "--id", help="Client id. \\[made up]")]
+ClientId = Annotated[str | None, typer.Option("-i", "--id", help="Client id. \\[generated]")]
 Five = Annotated[bool, typer.Option("--v5/--v311", help="Protocol version.")]
 Qos = Annotated[int, typer.Option("-q", "--qos", min=0, max=2)]
 KeepAlive = Annotated[int, typer.Option("-k", "--keepalive", min=0, max=65535, help="Seconds.")]

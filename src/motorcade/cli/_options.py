@@ -15,7 +15,7 @@ from motorcade.core.errors import MotorcadeError
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of its own; VALUE is JSON, else text. Several times."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other option; VALUE is JSON, else text. May be repeated."),
 ]
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
@@ -103,5 +103,5 @@ Retention = Annotated[
 ]
 Topics = Annotated[
     list[str] | None,
-    typer.Option("-t", "--topic", parser=topic_filter, metavar="FILTER", help="What it takes. Several times."),
+    typer.Option("-t", "--topic", parser=topic_filter, metavar="FILTER", help="Topic filter. May be repeated."),
 ]

@@ -90,7 +90,7 @@ def folder(text: str) -> Path:
 
 
 Master = Annotated[
-    str, typer.Option("--master", parser=_master, metavar="URL", help="Where Spark works: local[N], spark://…, yarn.")
+    str, typer.Option("--master", parser=_master, metavar="URL", help="Spark master: local[N], spark://…, yarn.")
 ]
 TriggerOption = Annotated[
     str,
@@ -98,7 +98,7 @@ TriggerOption = Annotated[
         "--trigger",
         parser=_trigger,
         metavar="once|interval|continuous",
-        help="What is there now, then end; every so often; or the next rows as soon as the last are done.",
+        help="Once: what is there now, then end. Interval: --every. Continuous: without pauses.",
     ),
 ]
 Every = Annotated[
@@ -110,13 +110,13 @@ Checkpoint = Annotated[
         "--checkpoint",
         parser=folder,
         metavar="DIR",
-        help="RunDir of this run: the same command goes on from here. All machines must see it.",
+        help="Run directory: the same command resumes from here. All machines must see it.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", parser=_setting, metavar="spark.KEY=VALUE", help="A setting of Spark's. Several times."),
+    typer.Option("--set", parser=_setting, metavar="spark.KEY=VALUE", help="A setting of Spark. May be repeated."),
 ]
 
 

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 def audience(
     request: Annotated[
-        str, typer.Option("--request", metavar="ID", parser=_options.request_id, help="What it is called: task_ota_1.")
+        str,
+        typer.Option("--request", metavar="ID", parser=_options.request_id, help="Request id, for example task_ota_1."),
     ],
-    payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="What vehicles get, byte by byte.")],
+    payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="Payload, sent as it is.")],
     tables: Annotated[
         list[str],
         typer.Option("--table", metavar="NAME=PATH|jdbc:…", help="A table: Parquet, CSV, JSON, ORC, or a database's."),
@@ -42,12 +43,12 @@ def audience(
             "--checkpoint",
             parser=_pipeline.folder,
             metavar="DIR",
-            help="RunDir of this run: the same command goes on from here. All machines must see it.",
+            help="Run directory: the same command resumes from here. All machines must see it.",
         ),
     ] = None,
     sql: Annotated[
         str | None,
-        typer.Option("--sql", metavar="QUERY|@FILE", help="Who gets it: its column vin. [SELECT vin FROM the table]"),
+        typer.Option("--sql", metavar="QUERY|@FILE", help="Query with a column vin. [SELECT vin FROM the table]"),
     ] = None,
     options: Annotated[
         list[str] | None,
@@ -59,15 +60,15 @@ def audience(
     batch: Annotated[int, typer.Option("--batch", min=1, max=65_536, help="VINs in one message to the broker.")] = 200,
     check_digit: CheckDigit = False,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=0.001, metavar="N", help="At most so many vehicles per second.")
+        float | None, typer.Option("--rate", min=0.001, metavar="N", help="Rate limit, in vehicles per second.")
     ] = None,
     connections: Annotated[
-        int | None, typer.Option("--connections", min=1, max=1000, help="To the broker, at once. \\[cores, up to 8]")
+        int | None, typer.Option("--connections", min=1, max=1000, help="Connections to the broker. \\[cores, up to 8]")
     ] = None,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=1, max=100_000, help="Shares that VINs are divided into, at most.")
+        int, typer.Option("--partitions", min=1, max=100_000, help="Maximum number of partitions of the VINs.")
     ] = 64,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, send nothing, keep nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, send and store nothing.")] = False,
     broker: Annotated[
         str, typer.Option("--broker", metavar="URL", help="mqtt://HOST:PORT, mqtts://…, ws://…, wss://…")
     ] = "mqtt://127.0.0.1:1883",
@@ -87,7 +88,10 @@ def audience(
     patience: Annotated[
         float,
         typer.Option(
-            "--patience", parser=_options.positive_duration, metavar="1m|30s", help="How long a broker may be away."
+            "--patience",
+            parser=_options.positive_duration,
+            metavar="1m|30s",
+            help="How long the broker may be unreachable.",
         ),
     ] = "1m",  # type: ignore[assignment]  # typer has the parser read defaults too
     master: _pipeline.Master = "local[*]",
@@ -167,7 +171,7 @@ def audience(
 def _query(sql: str | None, tables: list[QueryTable]) -> str:
     if sql is None:
         if len(tables) != 1:
-            raise typer.BadParameter("with several tables it says who gets it", param_hint="--sql")
+            raise typer.BadParameter("with several tables a query is needed", param_hint="--sql")
         return f"SELECT vin FROM {tables[0].name}"  # noqa: S608 - checked to be a name
     if not sql.startswith("@"):
         return sql

@@ -37,15 +37,17 @@ def _at_least_a_second(text: str) -> float:
 
 
 def ingest(
-    schema: Annotated[Path, typer.Option("--schema", metavar="FILE", help="What types of messages there are: TOML.")],
-    lake: Annotated[Path, typer.Option("--lake", parser=_pipeline.folder, metavar="DIR", help="Where tables grow.")],
+    schema: Annotated[Path, typer.Option("--schema", metavar="FILE", help="Types of messages: a TOML file.")],
+    lake: Annotated[
+        Path, typer.Option("--lake", parser=_pipeline.folder, metavar="DIR", help="Directory of the tables.")
+    ],
     checkpoint: _pipeline.Checkpoint,
     stream: Annotated[str | None, typer.Option("--stream", metavar="NAME", help="A stream of the node.")] = None,
     redis_stream: Annotated[
         str | None, typer.Option("--redis-stream", metavar="KEY", help="A stream of Redis: messages:processed.")
     ] = None,
     starting: Annotated[
-        str, typer.Option("--from", metavar="earliest|latest|OFFSET|TIME", help="Where a new run begins.")
+        str, typer.Option("--from", metavar="earliest|latest|OFFSET|TIME", help="Start of a new run.")
     ] = "earliest",
     dedupe_within: Annotated[
         float,
@@ -53,30 +55,42 @@ def ingest(
             "--dedupe-within",
             parser=_options.duration,
             metavar="1h|30m",
-            help="Duplicates are known for so long; 0: not.",
+            help="Dedupe within this time; 0: off.",
         ),
     ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
     max_lateness: Annotated[
         float,
-        typer.Option("--max-lateness", parser=_options.duration, metavar="7d|12h", help="Older is dead; 0: never."),
+        typer.Option(
+            "--max-lateness",
+            parser=_options.duration,
+            metavar="7d|12h",
+            help="Older messages are dead letters; 0: never.",
+        ),
     ] = "7d",  # type: ignore[assignment]
     max_ahead: Annotated[
         float,
-        typer.Option("--max-ahead", parser=_at_least_a_second, metavar="1h|30s", help="Farther in the future is dead."),
+        typer.Option(
+            "--max-ahead",
+            parser=_at_least_a_second,
+            metavar="1h|30s",
+            help="Messages farther in the future are dead letters.",
+        ),
     ] = "1h",  # type: ignore[assignment]
-    max_payload: Annotated[int, typer.Option("--max-payload", min=1, help="Larger is dead, in bytes.")] = 1_048_576,
-    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="In one micro-batch.")] = 1_000_000,
+    max_payload: Annotated[
+        int, typer.Option("--max-payload", min=1, help="Larger messages are dead letters, in bytes.")
+    ] = 1_048_576,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Maximum rows of one micro-batch.")] = 1_000_000,
     on_trimmed: Annotated[
-        str, typer.Option("--on-trimmed", metavar="fail|skip", help="If records are gone that were not read yet.")
+        str, typer.Option("--on-trimmed", metavar="fail|skip", help="If records were trimmed before they were read.")
     ] = "fail",
     if_missing: Annotated[
-        str, typer.Option("--if-missing", metavar="fail|empty", help="If nothing tells that the stream is there.")
+        str, typer.Option("--if-missing", metavar="fail|empty", help="If the stream is unknown.")
     ] = "fail",
     compact: Annotated[
-        bool, typer.Option("--compact", help="In the end, make one file of many, in all days; with --trigger once.")
+        bool, typer.Option("--compact", help="Compact the files of each day at the end; with --trigger once.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Bring a stream that the lake has already from another checkpoint.")
+        bool, typer.Option("--again", help="Ingest a stream again that the lake has from another checkpoint.")
     ] = False,
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
@@ -92,14 +106,14 @@ def ingest(
     from motorcade.pipelines import schema as schemas
 
     if (stream is None) == (redis_stream is None):
-        raise typer.BadParameter("one of --stream and --redis-stream says what to read", param_hint="--stream")
+        raise typer.BadParameter("give one of --stream and --redis-stream", param_hint="--stream")
     if compact and trigger != "once":
         raise typer.BadParameter(
             "a run that goes on merges many files of a day by itself; --compact is for --trigger once",
             param_hint="--compact",
         )
     if lake.is_relative_to(checkpoint) or checkpoint.is_relative_to(lake):
-        raise typer.BadParameter("the lake and the folder of the run are two, side by side", param_hint="--lake")
+        raise typer.BadParameter("the lake and the run directory must not contain each other", param_hint="--lake")
     _files.check_folder("--lake", lake)
     types = schemas.read(schema)
     where = chosen.find()

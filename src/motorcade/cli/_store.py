@@ -37,7 +37,7 @@ class NodeStoreFlags(StoreFlags):
     http: Annotated[
         str | None,
         typer.Option(
-            "--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of a node that has it."
+            "--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of the node that has it open."
         ),
     ] = None
     token: _control.Token = None

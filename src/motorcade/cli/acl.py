@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Check and test access rules.")
 
 File = Annotated[Path, typer.Argument(help="Rule file (ordered rules, or mosquitto's ACL format).")]
-Written = Annotated[Literal["auto", "rules", "mosquitto"], typer.Option("--format", help="How the file is written.")]
+Written = Annotated[Literal["auto", "rules", "mosquitto"], typer.Option("--format", help="Format of the file.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
 
 

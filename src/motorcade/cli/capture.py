@@ -24,7 +24,7 @@ _TO = "stream:NAME|redis-stream:KEY|redis-channel:NAME"
 @verb(app)
 def create(
     name: _declared.Name,
-    to: Annotated[str, typer.Option("--to", metavar=_TO, help="Where copies go.")],
+    to: Annotated[str, typer.Option("--to", metavar=_TO, help="Destination of the copies.")],
     topics: _options.Topics = None,
     options: _options.Set = None,
     *,
@@ -37,7 +37,7 @@ def create(
 @verb(app)
 def change(
     name: _declared.Name,
-    to: Annotated[str | None, typer.Option("--to", metavar=_TO, help="Where copies go.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar=_TO, help="Destination of the copies.")] = None,
     topics: _options.Topics = None,
     options: _options.Set = None,
     *,

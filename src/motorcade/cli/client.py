@@ -18,7 +18,7 @@ _TIMES = {"connected_at", "disconnected_at", "expires_at", "created_at"}
 
 @verb(app, "list")
 def list_(
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number. \\[all]")] = None,
     *,
     node: _control.NodeFlags,
 ) -> None:

@@ -39,7 +39,7 @@ def check(
 def show(
     context: typer.Context,
     config: ConfigFile = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show the origin of each value.")] = False,
     http: Annotated[
         str | None, typer.Option("--http", metavar="HOST:PORT", envvar="MOTORCADE_HTTP", help="Control port of a node.")
     ] = None,

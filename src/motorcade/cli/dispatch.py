@@ -41,7 +41,7 @@ class ProcessFlags:
 
     secret_file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A secret that leaders and workers show each other that they know."),
+        typer.Option(metavar="FILE", help="File with the secret that leaders and workers share."),
     ] = None
     tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Its certificate, PEM; with --tls-key.")] = None
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate, PEM.")] = None
@@ -58,11 +58,9 @@ def leader(
     redis: Redis = None,
     workers: Annotated[
         list[str] | None,
-        typer.Option("--worker", metavar="HOST:PORT", help="A worker that does not register itself. Several times."),
+        typer.Option("--worker", metavar="HOST:PORT", help="A worker that does not register itself. May be repeated."),
     ] = None,
-    intake: Annotated[
-        str | None, typer.Option(metavar="stream|channel", help="Where messages come from. \\[stream]")
-    ] = None,
+    intake: Annotated[str | None, typer.Option(metavar="stream|channel", help="Source of messages. \\[stream]")] = None,
     *,
     process: ProcessFlags,
 ) -> None:
@@ -82,15 +80,17 @@ def worker(
     config: ConfigFile = None,
     redis: Redis = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where leaders find it. [127.0.0.1:9701]")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on. [127.0.0.1:9701]")
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="What it is called in the registry, if not as --listen.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address in the worker registry, if not that of --listen.")
     ] = None,
     handler: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="What works on messages. \\[they are written as is]")
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Handler of messages. \\[written as they are]")
     ] = None,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Calls of an asynchronous handler at a time. [8]")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Concurrent calls of an asynchronous handler. [8]")
+    ] = None,
     *,
     process: ProcessFlags,
 ) -> None:
@@ -128,8 +128,8 @@ def status(config: ConfigFile = None, redis: Redis = None, as_json: _control.AsJ
 def list_dead(
     config: ConfigFile = None,
     redis: Redis = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many.")] = 100,
-    after: Annotated[str, typer.Option(metavar="ENTRY", help="Begin behind this one.")] = "",
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Number.")] = 100,
+    after: Annotated[str, typer.Option(metavar="ENTRY", help="Start after this one.")] = "",
     as_json: _control.AsJson = False,
 ) -> None:
     """List messages that were given up, oldest first, with the reason."""
@@ -148,14 +148,14 @@ def list_dead(
 @dead.command("retry")
 def retry(
     entries: Annotated[list[str] | None, typer.Argument(metavar="ENTRY…", help="As `dead list` shows them.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that are there now.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All current entries.")] = False,
     config: ConfigFile = None,
     redis: Redis = None,
     as_json: _control.AsJson = False,
 ) -> None:
     """Give messages another chance: each becomes a new message, and its letter is removed."""
     if bool(entries) == everything:
-        raise typer.BadParameter("name entries, or say --all", param_hint="ENTRY")
+        raise typer.BadParameter("name entries, or give --all", param_hint="ENTRY")
     options = _options(config, redis)
     from motorcade.dispatch.status import dead_retry
 

@@ -51,11 +51,12 @@ Expires = Annotated[
         "--expires", parser=_options.positive_duration, metavar="7d|12h|30m|45s", help="Not delivered after this time."
     ),
 ]
-Priority = Annotated[int, typer.Option(min=0, max=9, help="Higher ones go first.")]
+Priority = Annotated[int, typer.Option(min=0, max=9, help="Higher priorities are delivered first.")]
 Append = Annotated[
     bool | None,
     typer.Option(
-        "--append/--replace", help="Keep or replace what waits under the same request; else as the node is set."
+        "--append/--replace",
+        help="Keep or replace the backlog of the same request; default: as the node is configured.",
     ),
 ]
 CheckDigit = Annotated[bool, typer.Option("--check-digit", help="Check the ninth character of each VIN too.")]
@@ -63,25 +64,27 @@ CheckDigit = Annotated[bool, typer.Option("--check-digit", help="Check the ninth
 
 @verb(app)
 def send(
-    vins: Annotated[str, typer.Option("--vins", metavar="FILE|-", help="Who gets it: a VIN on each line.")],
+    vins: Annotated[str, typer.Option("--vins", metavar="FILE|-", help="List of VINs, one per line.")],
     request: Annotated[
-        str, typer.Option("--request", metavar="ID", parser=_options.request_id, help="What it is called: task_ota_1.")
+        str,
+        typer.Option("--request", metavar="ID", parser=_options.request_id, help="Request id, for example task_ota_1."),
     ],
-    payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="What they get, byte by byte.")],
+    payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="Payload, sent as it is.")],
     expires: Expires = None,
     priority: Priority = 0,
     append: Append = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="VINs in one message to the broker.")] = 200,
     check_digit: CheckDigit = False,
     rest: Annotated[
-        Path | None, typer.Option("--rest", metavar="FILE", help="If something fails: write those not accepted here.")
+        Path | None,
+        typer.Option("--rest", metavar="FILE", help="If something fails: write the VINs that were not accepted here."),
     ] = None,
     batch_id: Annotated[
         str | None,
         typer.Option(
             "--batch-id",
             metavar="TEXT",
-            help="Tells this sending from an earlier one of the same request, vehicles, payload and options,"
+            help="Distinguishes this sending from an earlier one of the same request, vehicles, payload and options,"
             " which would not be sent again.",
         ),
     ] = None,
@@ -237,7 +240,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 @verb(app, "list")
 def list_(
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number. \\[all]")] = None,
     *,
     node: _control.NodeFlags,
 ) -> None:
@@ -254,10 +257,10 @@ def list_(
 @verb(app)
 def status(
     request: Request,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until every message has its final state.")] = (
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch until every message has its final state.")] = (
         False
     ),
-    interval: Annotated[float, typer.Option(min=0.1, help="--watch: seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="--watch: seconds between two queries.")] = 1.0,
     *,
     node: _control.NodeFlags,
 ) -> None:
@@ -313,7 +316,7 @@ def targets(
     state: Annotated[
         str | None, typer.Option("--state", parser=_state, metavar="|".join(_ASKED), help="Only those in this state.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number. \\[all]")] = None,
     only_vins: Annotated[bool, typer.Option("--only-vins", help="A list as `fanout send --vins` takes it.")] = False,
     *,
     node: _control.NodeFlags,
@@ -345,7 +348,7 @@ def _target_line(target: dict[str, Any]) -> str:
 def report(
     request: Request,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures that needs no other file.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page with pictures.")
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the picture alone.")] = None,
     slow_after: Annotated[

@@ -23,7 +23,7 @@ _SCREEN, _PIPE = 1.0, 10.0  # seconds between two lines of figures
 _COLUMNS = ("vehicles", "connects", "lost", "received", "acked", "refused", "dup", "repeated")  # as a screen has room
 _IF_ANY = ("ignored", "overlapped", "denied", "failed", "strays", "broken", "forgotten")
 
-Count = Annotated[int, typer.Option("-n", "--vehicles", min=1, help="How many.")]
+Count = Annotated[int, typer.Option("-n", "--vehicles", min=1, help="Number.")]
 First = Annotated[int, typer.Option("--first", min=0, help="Number of the first vehicle; VINs follow from numbers.")]
 
 
@@ -54,10 +54,13 @@ class _Watch:
 @app.command()
 def simulate(
     vehicles: Annotated[
-        int | None, typer.Option("-n", "--vehicles", min=1, help="How many. [100; with --vins all of the file]")
+        int | None, typer.Option("-n", "--vehicles", min=1, help="Number. [100; with --vins all of the file]")
     ] = None,
     profile: Annotated[
-        str, typer.Option("--profile", metavar="NAME|FILE", help="How they behave: see `motorcade fleet profiles`.")
+        str,
+        typer.Option(
+            "--profile", metavar="NAME|FILE", help="Behaviour of the vehicles: see `motorcade fleet profiles`."
+        ),
     ] = "steady",
     vins: Annotated[
         str | None,
@@ -66,22 +69,23 @@ def simulate(
     first: First = 1,
     wmi: Wmi = "LMC",
     duration: Annotated[
-        float | None, typer.Option("--duration", parser=seconds, metavar="45s|30m", help="How long. \\[until stopped]")
+        float | None, typer.Option("--duration", parser=seconds, metavar="45s|30m", help="Duration. \\[until stopped]")
     ] = None,
     count: Annotated[
         int | None, typer.Option("-C", "--count", min=1, help="End when so many messages are acknowledged.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same lives.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the random numbers; the same seed gives the same run.")
+    ] = 0,
     speed: Annotated[float, typer.Option("--speed", min=0.001, help="How many times faster days pass.")] = 1.0,
-    rate: Annotated[
-        float, typer.Option("--rate", min=0, help="Connections per second; 0: as fast as it goes.")
-    ] = 500.0,
+    rate: Annotated[float, typer.Option("--rate", min=0, help="Connections per second; 0: no limit.")] = 500.0,
     both_versions: Annotated[
         bool, typer.Option("--both-versions", help="Every other vehicle speaks MQTT 3.1.1.")
     ] = False,
-    qos: Annotated[int, typer.Option("-q", "--qos", min=0, max=1, help="Of the subscription.")] = 1,
+    qos: Annotated[int, typer.Option("-q", "--qos", min=0, max=1, help="QoS of the subscription.")] = 1,
     topic_prefix: Annotated[
-        str, typer.Option("--topic-prefix", help="Of the requests, as the node's plugins.fanout.topic_prefix.")
+        str,
+        typer.Option("--topic-prefix", help="Topic prefix of requests, as plugins.fanout.topic_prefix of the node."),
     ] = "agent/{VIN}/proxy/request",
     host: _mqtt.Host = "127.0.0.1",
     port: _mqtt.Port = None,

@@ -15,7 +15,7 @@ from motorcade.core.errors import AccessFileError
 def passwd(
     file: Annotated[Path, typer.Argument(help="Password file; made if there is none.")],
     user: Annotated[str, typer.Argument(help="User name.")],
-    delete: Annotated[bool, typer.Option("--delete", help="Take the user out.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the user.")] = False,
     password_stdin: Annotated[
         bool, typer.Option("--password-stdin", help="Read the password from the first line of standard input.")
     ] = False,

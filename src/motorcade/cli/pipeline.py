@@ -30,7 +30,7 @@ _STOPPED = "stopped"  # an audit starts from the beginning each time
 
 Request = Annotated[
     str | None,
-    typer.Option("--request", metavar="ID", parser=_options.request_id, help="Of this request alone. \\[all]"),
+    typer.Option("--request", metavar="ID", parser=_options.request_id, help="Only this request. \\[all]"),
 ]
 
 
@@ -43,7 +43,7 @@ def receipts(
             "--checkpoint",
             parser=_pipeline.folder,
             metavar="DIR",
-            help="Where tables, page and pictures go: the folder of the run.",
+            help="Run directory, for tables, page and pictures.",
         ),
     ],
     request: Request = None,
@@ -53,7 +53,9 @@ def receipts(
             "--slow-after", parser=_options.positive_duration, metavar="1h|30m|45s", help="What counts as late."
         ),
     ] = "1h",  # type: ignore[assignment]  # typer has the parser read defaults too
-    requests: Annotated[int, typer.Option("--requests", min=1, help="At most so many in page and pictures.")] = 100,
+    requests: Annotated[
+        int, typer.Option("--requests", min=1, help="Maximum number of requests in page and pictures.")
+    ] = 100,
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
     every: _pipeline.Every = "1m",  # type: ignore[assignment]  # likewise
@@ -86,13 +88,17 @@ def receipts(
 @verb(run)
 def audit(
     request: Request = None,
-    list_: Annotated[int, typer.Option("--list", min=0, metavar="N", help="Name at most so many.")] = 1000,
+    list_: Annotated[
+        int, typer.Option("--list", min=0, metavar="N", help="Maximum number of findings to list.")
+    ] = 1000,
     master: _pipeline.Master = "local[*]",
     trigger: _pipeline.TriggerOption = "once",
     every: _pipeline.Every = "1m",  # type: ignore[assignment]  # likewise
     checkpoint: Annotated[
         Path | None,
-        typer.Option(parser=_pipeline.folder, metavar="DIR", help="Note here what it finds, for `pipeline status`."),
+        typer.Option(
+            parser=_pipeline.folder, metavar="DIR", help="Run directory for the result, for `pipeline status`."
+        ),
     ] = None,
     quiet: _pipeline.Quiet = False,
     settings: _pipeline.Set = None,

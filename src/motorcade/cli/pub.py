@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pub(
-    topic: Annotated[str, typer.Option("-t", "--topic", help="Where to.")],
+    topic: Annotated[str, typer.Option("-t", "--topic", help="Topic to publish to.")],
     message: Annotated[str | None, typer.Option("-m", "--message", help="The payload.")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Send the contents of a file.")] = None,
     lines: Annotated[bool, typer.Option("-l", "--stdin-line", help="Send each line of standard input.")] = False,
@@ -29,8 +29,8 @@ def pub(
     null: Annotated[bool, typer.Option("-n", "--null-message", help="Send an empty message.")] = False,
     qos: _mqtt.Qos = 0,
     retain: Annotated[bool, typer.Option("-r", "--retain", help="Keep as the topic's last value.")] = False,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="How often to send it.")] = 1,
-    rate: Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0: as fast as possible.")] = 0,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Number of times to send it.")] = 1,
+    rate: Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0: no limit.")] = 0,
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="E.g. content-type=application/json.")
     ] = None,

@@ -36,7 +36,7 @@ class QueueFlags:
         str | None, typer.Option(metavar="regular|last_value", help="last_value keeps one message per key.")
     ] = None
     strategy: Annotated[
-        str | None, typer.Option(metavar="round_robin|random|least_inflight", help="Who gets the next message.")
+        str | None, typer.Option(metavar="round_robin|random|least_inflight", help="How the next consumer is chosen.")
     ] = None
     retention: _options.Retention = None
     dead_letter: Annotated[
@@ -59,10 +59,10 @@ def change(name: _declared.Name, *, given: QueueFlags, node: _control.NodeFlags)
 
 @verb(app, "list")
 def list_(
-    declared: Annotated[bool, typer.Option("--declared", help="Those that were declared.")] = False,
+    declared: Annotated[bool, typer.Option("--declared", help="Declared queues.")] = False,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="The compacted queues of clients.")] = False,
     shared: Annotated[bool, typer.Option("--shared", help="Shared compacted queues.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many. \\[all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number. \\[all]")] = None,
     *,
     node: _control.NodeFlags,
 ) -> None:
@@ -109,9 +109,11 @@ def tail(
     name: _declared.Name,
     exclusive: _compacted.Exclusive = False,
     shared: _compacted.Shared = False,
-    count: Annotated[int, typer.Option("--limit", "-n", min=0, help="So many messages.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until stopped.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="--follow: seconds between two looks.")] = 1.0,
+    count: Annotated[int, typer.Option("--limit", "-n", min=0, help="Number of messages.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new messages as they are appended, until stopped.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="--follow: seconds between two queries.")] = 1.0,
     *,
     node: _control.NodeFlags,
 ) -> None:
@@ -149,16 +151,17 @@ def _print_lines(found: list[dict[str, Any]], as_json: bool) -> None:
 def rewind(
     name: Annotated[str, typer.Argument(metavar="CLIENT", help="Owner of the queue; with --shared: its name.")],
     to: Annotated[
-        int | None, typer.Option("--to", metavar="SEQ", min=0, max=_declared.FARTHEST, help="Number that comes next.")
+        int | None,
+        typer.Option("--to", metavar="SEQ", min=0, max=_declared.FARTHEST, help="Sequence number of the next message."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="2h|TIME", help="Everything appended since then comes again.")
+        str | None, typer.Option("--since", metavar="2h|TIME", help="Redeliver everything appended since then.")
     ] = None,
-    preview: Annotated[bool, typer.Option("--preview", help="Tell what would happen, change nothing.")] = False,
+    preview: Annotated[bool, typer.Option("--preview", help="Show the effect, change nothing.")] = False,
     exclusive: _compacted.Exclusive = False,
     shared: _compacted.Shared = False,
     consumer: Annotated[
-        str | None, typer.Option("--consumer", metavar="CLIENT", help="With --shared: whose progress goes back.")
+        str | None, typer.Option("--consumer", metavar="CLIENT", help="With --shared: the consumer to rewind.")
     ] = None,
     *,
     node: _control.NodeFlags,

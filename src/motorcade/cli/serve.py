@@ -21,9 +21,7 @@ def serve(
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where the node keeps files. [./motorcade-data]")
     ] = None,
-    store: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where what must last is kept. \\[rocksdb://]")
-    ] = None,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="URL of the store. \\[rocksdb://]")] = None,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Name of this node.")] = None,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes that share the ports.")] = 1,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. \\[info]")] = None,

@@ -68,7 +68,7 @@ def stats(*, given: NodeStoreFlags) -> None:
 @verb(app)
 def export(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="Compressed if it ends in .gz; - is standard output.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     *,
     given: NodeStoreFlags,
 ) -> None:

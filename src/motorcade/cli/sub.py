@@ -32,20 +32,28 @@ _FORMAT_HELP = (
 def sub(
     topics: Annotated[list[str], typer.Option("-t", "--topic", help="Filter; may be given several times.")],
     qos: _mqtt.Qos = 0,
-    count: Annotated[int | None, typer.Option("-C", "--count", min=1, help="Exit after so many messages.")] = None,
-    wait: Annotated[float | None, typer.Option("-W", "--wait", min=0, help="Exit after so many seconds.")] = None,
+    count: Annotated[
+        int | None, typer.Option("-C", "--count", min=1, help="Exit after this number of messages.")
+    ] = None,
+    wait: Annotated[
+        float | None, typer.Option("-W", "--wait", min=0, help="Exit after this number of seconds.")
+    ] = None,
     format_: Annotated[str | None, typer.Option("-F", "--format", help=_FORMAT_HELP)] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Topic and payload, as -F '%t %p'.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per message, as -F %j.")] = False,
     no_retained: Annotated[bool, typer.Option("-R", "--no-retained", help="Leave out retained messages.")] = False,
     retained_only: Annotated[bool, typer.Option("--retained-only", help="Only retained messages.")] = False,
-    no_local: Annotated[bool, typer.Option("--no-local", help="Not what this client id publishes (MQTT 5).")] = False,
+    no_local: Annotated[
+        bool, typer.Option("--no-local", help="Leave out what this client id publishes (MQTT 5).")
+    ] = False,
     user_properties: Annotated[
         list[str] | None,
-        typer.Option("--user-property", metavar="KEY=VALUE", help="Of the SUBSCRIBE, e.g. stream-offset=earliest."),
+        typer.Option(
+            "--user-property", metavar="KEY=VALUE", help="User property of the SUBSCRIBE, e.g. stream-offset=earliest."
+        ),
     ] = None,
     keep_session: Annotated[
-        bool, typer.Option("-c", "--keep-session", help="Go on with the session of this --id, and keep it afterwards.")
+        bool, typer.Option("-c", "--keep-session", help="Resume the session of this --id, and keep it afterwards.")
     ] = False,
     session_expiry: Annotated[
         int, typer.Option("-x", "--session-expiry", min=0, help="Seconds to keep it (MQTT 5).")

@@ -137,7 +137,7 @@ class Fleet:
     ) -> None:
         """Wake the fleet, or only these vehicles; the others stay parked, as if they had never been there.
 
-        With `wait`, all who begin awake have come online afterwards. Raises if the first one cannot get in.
+        With `wait`, all who begin awake have come online afterwards. Raises if the first one cannot connect.
         """
         self.loop = asyncio.get_running_loop()
         self._started = self.now()
@@ -174,7 +174,7 @@ class Fleet:
                 return
             scout.park()
         raise FleetError(
-            f"vehicle {scout.vin} cannot get in at {self.options.host}:{self.options.port}: {scout.trouble}"
+            f"vehicle {scout.vin} cannot connect to {self.options.host}:{self.options.port}: {scout.trouble}"
         )
 
     async def _resolve(self) -> list[tuple[str, int]]:

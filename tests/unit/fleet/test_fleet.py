@@ -190,7 +190,7 @@ async def test_vehicles_come_over_tls() -> None:
 
 async def test_nobody_there_is_told_by_the_first_vehicle() -> None:
     port = free_port()
-    refused = f"cannot get in at 127.0.0.1:{port}: cannot connect: Connection refused"
+    refused = f"cannot connect to 127.0.0.1:{port}: cannot connect: Connection refused"
     unknown = r"no host 'no-such-host\.invalid'"
     for host, wanted, tried in (("127.0.0.1", refused, 1), ("no-such-host.invalid", unknown, 0)):
         fleet = Fleet(FleetOptions(host=host, port=port, vehicles=1000))
@@ -213,7 +213,7 @@ async def test_a_refusal_is_told() -> None:
             peer = await broker.peer()
             await peer.introduced()
             peer.connack(code)
-            with pytest.raises(FleetError, match=f"cannot get in at .*: the connection was refused: {wanted}"):
+            with pytest.raises(FleetError, match=f"cannot connect to .*: the connection was refused: {wanted}"):
                 await starting
             assert 1 == fleet.figures().total.denied
             await fleet.stop(Leave.RESET)
