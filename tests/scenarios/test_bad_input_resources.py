@@ -206,26 +206,6 @@ def test_large_retained_messages_go_at_the_readers_pace(patient: NodeProcess) ->
 # --- half-open connections ----------------------------------------------------------------------------------------
 
 
-def test_a_connection_without_connect_is_closed_in_time(node: NodeProcess) -> None:
-    """Whoever has not finished its CONNECT in time is closed without an answer."""
-    said = (
-        b"",
-        b"\x10",
-        b"\x10\x80",
-        wire.connect_packet("half", version=5)[:9],
-        wire.connect_packet("half", version=4)[:-1],
-    )
-    with guarded(node) as witness, ExitStack() as stack:
-        before = refusals(node, "connect_timeout")
-        silent = [stack.enter_context(wire.Client(node)) for _ in said]
-        for client, part in zip(silent, said, strict=True):
-            client.send(part)
-        witness.check()
-        for client in silent:
-            assert [] == client.expect_closed()
-        assert before + len(said) == refusals(node, "connect_timeout")
-
-
 def test_a_connect_sent_byte_by_byte_does_not_get_more_time(node: NodeProcess) -> None:
     """The time for the CONNECT counts from the connection, not from the last byte."""
     with guarded(node), wire.Client(node) as dripping:
@@ -241,19 +221,6 @@ def test_a_connect_sent_byte_by_byte_does_not_get_more_time(node: NodeProcess) -
 
         dripping.send(b"\x10\x80\x7d\x00\x04MQTT\x05\x02")
         wait_until(refused_yet, "a dripping CONNECT is closed")
-
-
-def test_a_silent_client_is_closed_after_its_keep_alive(node: NodeProcess) -> None:
-    """Also one that stopped while a packet was half sent; MQTT 5 hears 0x8D (exact times: tests/conformance)."""
-    with guarded(node) as witness:
-        before = refusals(node, "keep_alive")
-        silent = [accepted(node, version, keepalive=1) for version in (4, 5, 5)]
-        silent[2].send(wire.publish_packet("half", b"." * 1000)[:500])
-        for client in silent:
-            with client:
-                refused(client, KEEP_ALIVE_TIMEOUT)
-        assert before + 3 == refusals(node, "keep_alive")
-        witness.check()
 
 
 def test_many_unfinished_connections_are_let_go(node: NodeProcess) -> None:

@@ -114,15 +114,6 @@ def heard(listener: Any) -> dict[str, Any]:
     return dict(message)
 
 
-def test_the_own_redis_of_the_node(lone_redis: RedisServer) -> None:
-    """A node that keeps its state in Redis needs no other URL; its own keys and those of rules do not meet."""
-    lone_redis.empty()
-    with NodeProcess("--store", lone_redis.url, http=True) as node, Operator(node) as desk:
-        desk.create("captures", "c", topics=["t/#"], to="redis-stream:captured")
-        fill(node, numbered("t/a", 1000))
-        assert [b"%d" % number for number in range(1000)] == captured(lone_redis, "captured")
-
-
 @pytest.mark.parametrize("how", ["killed", "hangs"])
 def test_a_redis_that_is_away_and_back(node: NodeProcess, desk: Operator, server: RedisServer, how: str) -> None:
     """Others are served meanwhile; who was acknowledged finds its message there, once; publishing works again."""

@@ -77,28 +77,6 @@ async def test_what_a_tunnel_swallowed_comes_again(node: NodeProcess, platform: 
         assert vehicle.session_present
 
 
-@pytest.mark.parametrize("version", [4, 5])
-async def test_a_take_over_moves_what_is_not_acknowledged(node: NodeProcess, platform: Client, version: int) -> None:
-    options = FleetOptions(
-        port=node.port,
-        vehicles=1,
-        first=1100 + version,
-        version=version,
-        profile=profile_of(Behaviour(heartbeat=0, ignore=1)),
-    )
-    async with Fleet(options) as fleet:
-        (vehicle,) = fleet
-        await ask(platform, vehicle.vin, "a")
-        await fleet.wait_until(lambda: len(vehicle.received) == 1, "it came")
-        vehicle.behave(QUIET)
-        old = await vehicle.take_over()
-        await fleet.wait_until(lambda: old not in fleet.links, "the node has closed the old connection")
-        await fleet.wait_until(lambda: fleet.figures().total.acked == 1, "it is acknowledged")
-        first, second = vehicle.received
-        assert (first.packet_id, 2, True, False) == (second.packet_id, second.connection, second.dup, second.repeated)
-        assert (0, 1) == (fleet.figures().total.lost, fleet.figures().total.online)
-
-
 async def test_a_restless_fleet_loses_nothing(node: NodeProcess, platform: Client) -> None:
     """Vehicles that come and go in every way while messages are published: what was acknowledged to us arrives."""
     restless = {"awake": (0.05, 0.3), "asleep": (0.02, 0.2), "heartbeat": 0.0}

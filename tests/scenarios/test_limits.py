@@ -52,21 +52,6 @@ def test_a_node_that_takes_too_much_memory_is_not_ready() -> None:
         assert 1 == refusals(node, "max_memory")
 
 
-def test_a_socket_that_takes_nothing() -> None:
-    """It loses QoS 0 messages; after `stall_timeout` the client is closed without an answer."""
-    options = "[limits]\nwrite_high = 65536\nwrite_low = 16384\nstall_timeout = 0.5\n"
-    with limited(options) as (node, witness), connected(node) as slow, connected(node) as flooder:
-        slow.subscribe("flood")
-
-        def gone() -> bool:
-            flooder.send(publish_packet("flood", b"." * 60_000) * 10)
-            witness.check()
-            return refusals(node, "stall_timeout") == 1
-
-        wait_until(gone, "the client that takes nothing is closed")
-        assert metrics(node)['motorcade_messages_dropped_total{reason="slow_consumer"}'] > 0
-
-
 # --- back-pressure ------------------------------------------------------------------------------------------------
 
 PUBLISHERS, EACH = 40, 200  # far more than window and queue of one session hold together

@@ -468,7 +468,7 @@ ELSEWHERE = {
     "max_memory": "tests/unit/broker/test_patience.py",
     "message_rate": "tests/unit/broker/test_connection.py",
     "source_buffer": "tests/unit/broker/test_source_scheduler.py",
-    "stall_timeout": "tests/scenarios/test_limits.py",
+    "stall_timeout": "tests/scenarios/test_bad_input_resources.py",
 }
 
 
