@@ -53,12 +53,6 @@ async def test_large_values(store: Store) -> None:
     assert Appended("v1", 2, replaced=1) == await append(store, "v1", Draft(b"", b"", key))
 
 
-async def test_an_append_to_no_owner_stores_nothing(store: Store) -> None:
-    assert [] == await store.mailboxes.append([], Draft(b"body", PAYLOAD), NOW)
-    assert [] == await store.mailboxes.append([], Draft(b"body", PAYLOAD, token=b"token"), NOW)
-    assert (0, 0) == await store.blobs.count()
-
-
 async def test_a_mailbox_longer_than_any_page(store: Store) -> None:
     """Several thousand entries behind hundreds that have expired, in pages of every size: none lost, none twice."""
     total = 3000
@@ -117,27 +111,6 @@ async def test_marks_are_small_numbers(store: Store) -> None:
 
 
 # -- forgotten owners
-
-
-async def test_a_marked_entry_never_expires(store: Store) -> None:
-    await append(store, "v1", Draft(b"1", expires_at=NOW + 1))
-    await append(store, "v1", Draft(b"2", expires_at=NOW + 1))
-    assert await store.mailboxes.mark("v1", 1, 1)
-    assert [b"1"] == [entry.body for entry in await store.mailboxes.read("v1", 0, 9, NOW + 10)]
-    await sweep(store, NOW + 10)
-    assert [b"1"] == [entry.body for entry in await store.mailboxes.read("v1", 0, 9, NOW + 10)]
-
-
-async def test_an_entry_that_a_batch_removes_is_not_replaced_by_it(store: Store) -> None:
-    await append(store, "v1", Draft(b"1", key=b"key"))
-    await append(store, "v1", Draft(b"2", key=b"other"))
-    batch = Batch()
-    batch.acknowledge("v1", [1])
-    batch.append(["v1"], Draft(b"3", key=b"key"), NOW)
-    batch.append(["v1"], Draft(b"4", key=b"key"), NOW)
-    assert [Appended("v1", 3), Appended("v1", 4, replaced=3)] == (await store.write(batch)).appended
-    assert [b"2", b"4"] == await bodies(store, "v1")
-    assert [] == await store.check()
 
 
 async def test_a_mailbox_that_was_forgotten_begins_above_its_old_positions(store: Store) -> None:
@@ -306,28 +279,3 @@ async def test_each_owner_has_all_of_its_own_once_when_many_are_written_at_once(
     for name in names:
         wanted = [b"%d" % number for number, plan in enumerate(plans) if name in plan]
         assert wanted == await bodies(store, name)
-
-
-async def test_a_full_mailbox_refuses_what_does_not_fit(store: Store) -> None:
-    """It keeps what it has, the older value of a refused key too, and takes a newer value that fits."""
-    bound = Bound(2, 10, refuse=True)
-    for key in (b"a", b"b"):
-        assert (await append(store, "v", Draft(b"1234", key=key), bound=bound)).position
-    refused = Draft(b"new", key=b"c", token=b"token")
-    for _ in range(2):
-        assert Appended("v", 0, refused=True) == await append(store, "v", refused, bound=bound)
-    too_large = await append(store, "v", Draft(b"1234567", key=b"a"), bound=bound)
-    assert Appended("v", 0, refused=True) == too_large
-    alone = await append(store, "v", Draft(b"x" * 11, key=b"a", droppable=True), bound=bound)
-    assert Appended("v", 0, refused=True) == alone
-    assert [b"1234", b"1234"] == await bodies(store, "v")
-    assert Appended("v", 3, replaced=1) == await append(store, "v", Draft(b"123456", key=b"a"), bound=bound)
-    await store.mailboxes.acknowledge("v", [2])
-    assert Appended("v", 4) == await append(store, "v", refused, bound=bound), "nor was the token remembered"
-    answers = await store.mailboxes.append(["v", "w"], Draft(b"", PAYLOAD), NOW, Bound(2, refuse=True))
-    assert [Appended("v", 0, refused=True), Appended("w", 1)] == answers
-    assert [b"123456", b"new"] == await bodies(store, "v")
-    await store.mailboxes.clear("w")
-    await sweep(store, NOW + 2 * HOUR)
-    assert (0, 0) == await store.blobs.count(), "what was refused leaves no payload"
-    assert [] == await store.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,6 @@ from tests.unit.plugins.hub import MemoryHub
 PATIENCE = 60.0  #: seconds for what must happen sooner or later
 NOW = 1_700_000_000.123456
 GUIDS = GuidFactory("test", 1)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let others work until it is so."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
-            await asyncio.sleep(0.002)
 
 
 def message(topic: str, payload: bytes, qos: int = 1, **more: Any) -> Message:

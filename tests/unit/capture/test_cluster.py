@@ -11,7 +11,8 @@ import pytest
 from motorcade.redis.slots import slot_of
 from motorcade.storage.ports import StoreError
 from tests.support.redis import RedisCluster, RedisServer
-from tests.unit.capture.capturing import capturing, message, payloads, rule, until
+from tests.support.waiting import until
+from tests.unit.capture.capturing import capturing, message, payloads, rule
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -17,7 +17,8 @@ from motorcade.storage.ports import StoreError, StoreFullError
 from motorcade.storage.redis import RedisStore
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer
-from tests.unit.capture.capturing import Capture, capturing, entries, message, options, payloads, rule, until
+from tests.support.waiting import until
+from tests.unit.capture.capturing import Capture, capturing, entries, message, options, payloads, rule
 from tests.unit.storage_redis.proxy import Relay
 
 pytestmark = pytest.mark.timeout(120)

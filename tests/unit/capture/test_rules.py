@@ -26,7 +26,8 @@ from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import StoreError
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer
-from tests.unit.capture.capturing import capturing, message, options, payloads, rule, until
+from tests.support.waiting import until
+from tests.unit.capture.capturing import capturing, message, options, payloads, rule
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -58,9 +58,3 @@ def in_memory(control: Control, *, raise_app_exceptions: bool = True) -> httpx.A
     app = make_app(control, asyncio.get_running_loop())
     transport = httpx.ASGITransport(app, raise_app_exceptions=raise_app_exceptions)
     return httpx.AsyncClient(base_url="http://localhost", transport=transport)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - another thread changes it
-            await asyncio.sleep(0.01)

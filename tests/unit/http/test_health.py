@@ -20,8 +20,9 @@ from motorcade.storage.ports import Draft, Durability, Store, StoreError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.rocks import RocksStore
 from tests.support.redis import RedisServer
+from tests.support.waiting import until
 from tests.unit.http.answers import refused
-from tests.unit.http.conftest import PATIENCE, in_memory, until
+from tests.unit.http.conftest import PATIENCE, in_memory
 
 
 async def serve(control: Control, store: Store) -> Housekeeping:

@@ -17,7 +17,8 @@ from motorcade.core.errors import ConfigError
 from motorcade.http import bridge
 from motorcade.http import server as http_server
 from motorcade.http.server import HttpServer
-from tests.unit.http.conftest import PATIENCE, until
+from tests.support.waiting import until
+from tests.unit.http.conftest import PATIENCE
 
 
 @pytest.fixture

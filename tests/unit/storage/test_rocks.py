@@ -38,6 +38,7 @@ from motorcade.storage.ports import (
 from motorcade.storage.rocks import RocksStore
 from motorcade.storage.transaction import state
 from motorcade.storage.writer import RocksWriter
+from tests.support.waiting import until
 
 NOW = 1_000_000.0
 PAYLOAD = b"payload " * 512
@@ -56,12 +57,6 @@ async def reopened(store: RocksStore, **options: int) -> RocksStore:
     again = RocksStore(store.path, **options)  # type: ignore[arg-type]
     await again.open()
     return again
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - the writer's thread sets no event of ours
-            await asyncio.sleep(0.01)
 
 
 # -- groups and the queue

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from motorcade.redis.resp import ServerAddress
-from motorcade.redis.servers import ServerLink
-from motorcade.redis.url import RedisOptions
 from motorcade.storage.ports import (
     Appended,
     Batch,
@@ -28,22 +26,14 @@ from motorcade.storage.ports import (
 )
 from motorcade.storage.redis import RedisStore, WakeupListener
 from tests.support.redis import RedisCluster, RedisServer, wait_until
+from tests.support.waiting import until
+from tests.unit.storage_redis.opening import opened
 from tests.unit.storage_redis.proxy import Relay
 
 NOW = time.time()
 PAYLOAD = b"payload " * 500
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@asynccontextmanager
-async def opened(url: str, level: Durability = Durability.FAST, patience: float = 60.0) -> AsyncIterator[RedisStore]:
-    store = RedisStore(url, level, RedisOptions(patience=patience))
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @contextmanager
@@ -54,16 +44,6 @@ def paused(server: RedisServer) -> Iterator[None]:
         yield
     finally:
         server.resume()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - nobody tells of it
-            await asyncio.sleep(0.01)
-
-
-def links(store: RedisStore) -> list[ServerLink]:
-    return list(store.core.servers._links.values())
 
 
 def put(key: str) -> Batch:
@@ -268,17 +248,6 @@ async def test_what_waits_behind_another_cell_is_refused_in_time() -> None:
                 store.core.servers.patience = 60.0
             assert [2] == [answer.position for answer in (await held).appended]
             assert [1] == [answer.position for answer in await append(store, [there], b"3")]
-
-
-async def test_a_server_that_is_gone_fails_what_waits(own_server: RedisServer) -> None:
-    """All of it, however much, and the store can be closed."""
-    async with opened(own_server.url, patience=0.5) as store:
-        own_server.kill()
-        await until(lambda: not any(link.connection and link.connection.is_open for link in links(store)))
-        waiting = [append(store, [f"v{number}"], b"1", PAYLOAD) for number in range(500)]
-        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-        assert {StoreRefusedError} == {type(outcome) for outcome in outcomes}
-        assert 0 == store.core.writer.queued
 
 
 async def test_a_master_killed_in_the_middle(cluster: RedisCluster) -> None:

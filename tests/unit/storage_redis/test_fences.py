@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,6 +15,7 @@ from motorcade.storage.ports import Batch, Draft, Durability, FeedEnd, StoreErro
 from motorcade.storage.redis import RedisStore
 from tests.contracts.engines import patient
 from tests.support.redis import RedisCluster, RedisServer
+from tests.support.waiting import until
 from tests.unit.storage_redis.proxy import Relay
 
 NOW = time.time()
@@ -28,12 +29,6 @@ async def opened(url: str, level: Durability = Durability.FAST) -> AsyncIterator
         yield store
     finally:
         await store.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - there is nothing to wait for
-            await asyncio.sleep(0.01)
 
 
 def keys(server: RedisServer, pattern: str = "*") -> set[bytes]:

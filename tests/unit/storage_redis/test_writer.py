@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 
-from motorcade.redis.servers import ServerLink
-from motorcade.redis.url import RedisOptions
 from motorcade.storage.ports import Batch, Bound, Draft, Durability, StoreError, StoreFullError, StoreRefusedError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.redis_format import unpack_state
 from motorcade.storage.redis_scripts import COMMIT
 from motorcade.storage.redis_writer import Pipeline, PipelineCall, WriteJob
 from tests.support.redis import RedisServer, wait_until
+from tests.support.waiting import until
+from tests.unit.storage_redis.opening import links, opened
 from tests.unit.storage_redis.proxy import Relay
 
 NOW = time.time()
-
-
-@asynccontextmanager
-async def opened(url: str, level: Durability = Durability.FAST, **options: float) -> AsyncIterator[RedisStore]:
-    store = RedisStore(url, level, RedisOptions(**options))  # type: ignore[arg-type]
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def links(store: RedisStore) -> list[ServerLink]:
-    return list(store.core.servers._links.values())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - nobody tells of it
-            await asyncio.sleep(0.01)
 
 
 async def test_what_is_written_together_goes_together(store: RedisStore) -> None:
@@ -114,6 +92,9 @@ async def test_patience_ends(own_server: RedisServer) -> None:
         with pytest.raises(StoreRefusedError, match=r"within 0\.3 s") as raised:
             await store.mailboxes.append(["v1"], Draft(b"1"), NOW)
         assert raised.value.certain
+        waiting = [store.mailboxes.append([f"w{number}"], Draft(b"1"), NOW) for number in range(500)]
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert ({StoreRefusedError}, 0) == ({type(outcome) for outcome in outcomes}, store.core.writer.queued)
         with pytest.raises(StoreError, match=r"within 0\.3 s"):
             await store.mailboxes.info("v1")
         await asyncio.to_thread(own_server.start)
