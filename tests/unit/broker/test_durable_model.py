@@ -223,6 +223,8 @@ class Receiver(Client):
         self.again: dict[int, bytes] = {}  #: the same of earlier connections, as far as it has not come again
         self.known: dict[int, bytes] = {}  #: payload of the last QoS 2 message of an id
         self.seen: set[bytes] = set()  #: payloads that have ever come
+        self.breaking = False  #: its connection broke, and the broker has not heard of it
+        self.unread: set[bytes] = set()  #: payloads that the broker may have sent before it heard of that
 
     def begin(self, peer: Peer, *, clean: bool, limit: int = 0) -> None:
         self.limit = min(limit or OPTIONS.window, OPTIONS.window) if self.version == 5 else OPTIONS.window
@@ -241,6 +243,7 @@ class Receiver(Client):
         self.todo.clear()
         self.again |= self.flying
         self.flying.clear()
+        self.breaking = True
 
     def connected(self, peer: Peer, world: Machine) -> None:
         if not self.subscribed:
@@ -268,10 +271,11 @@ class Receiver(Client):
             assert packet.payload == self.again.pop(number), "another message came under the id of one in flight"
             assert packet.dup or world.troubled, "it has been sent before"
         elif packet.dup:
-            assert packet.payload in self.seen or world.crashes or world.troubled, "DUP, but it is new"
+            sent = packet.payload in self.seen or packet.payload in self.unread
+            assert sent or world.crashes or world.troubled, "DUP, but it is new"
         self.seen.add(packet.payload)
-        sent = world.messages[packet.payload]
-        assert packet.topic == "s" or sent.lives[self.name] >= self.oldest, "it was for an earlier session"
+        origin = world.messages[packet.payload]
+        assert packet.topic == "s" or origin.lives[self.name] >= self.oldest, "it was for an earlier session"
         if packet.qos == 2:
             self.known[number] = packet.payload
         assert len(self.flying) <= self.limit, "more in flight than the client takes"
@@ -381,6 +385,11 @@ class Machine(World):
     def go_on(self, turn: bool = True) -> None:
         if turn:
             self.node.turn()
+            for receiver in self.receivers:
+                if receiver.breaking:
+                    receiver.breaking = False
+                    owner = f"session:{receiver.name}"
+                    receiver.unread = {payload for of, payload in self.store.appended if of == owner}
             for _ in range(2):  # what they answer at once is read in the next turn
                 for client in self.clients.values():
                     client.read(self)
@@ -581,3 +590,11 @@ class Machine(World):
 
 Machine.TestCase.settings = often(examples=100, steps=40)
 TestDurableSessions: Any = Machine.TestCase
+
+
+def test_what_was_sent_into_a_breaking_connection_comes_again_with_dup() -> None:
+    machine = Machine()
+    machine.start(atomic=False, versions=(4, 4, 4, 4), queue=0, ids=60000, observed=False)
+    machine.leave(how="break", name="r0", turn=False)
+    machine.publish(messages=[("t/a", 1)], turn=False, which=0)
+    machine.teardown()
