@@ -1,7 +1,7 @@
 """One network connection: bytes in, what must wait, and the way out.
 
 Two speeds, one meaning. `fastpath.py` takes the frequent packets of a read in one go; everything else goes packet by
-packet through `channel.py`, as does every packet while somebody observes deliveries. A test runs the same
+packet through `channel.py`, as does every packet while a plugin observes deliveries. A test runs the same
 conversations both ways and compares.
 
     read -> fast path or channel -> window of each receiver: bytes appended to `out`, window marked dirty
@@ -80,7 +80,7 @@ class Pause(enum.IntFlag):
     STORE = enum.auto()  #: its last packet must be stored before the next one is taken
     ANSWERS = enum.auto()  #: too many of its answers wait for the store
     LONG_PACKET = enum.auto()  #: its last packet is so much work that it goes on in the next turn of the loop
-    RATE = enum.auto()  #: it is over its message rate or byte rate
+    RATE = enum.auto()  #: it is over its rate limit, of messages or bytes
     TURN = enum.auto()  #: its budget of this turn of the loop is spent
     FULL_SOCKET = enum.auto()  #: it does not read what it is sent; its packets would only make more answers
     CLOSING = enum.auto()  #: the end; no other reason counts any more
