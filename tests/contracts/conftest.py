@@ -57,3 +57,15 @@ async def store(engine: Engine) -> AsyncIterator[Store]:
     await made.open()
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def other(engine: Engine, store: Store) -> AsyncIterator[Store]:
+    """A second store on the same data, as another node has it; the same store where there can be only one."""
+    if not engine.shared:
+        yield store
+        return
+    made = engine.make()
+    await made.open()
+    yield made
+    await made.close()

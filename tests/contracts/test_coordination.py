@@ -8,23 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from motorcade.storage.ports import Appended, Batch, Draft, Lease, Store
-from tests.contracts.engines import NOW, ODD_NAMES, Engine, append, eventually, local_clock, odd_id
-
-
-@pytest.fixture
-async def other(engine: Engine, store: Store) -> AsyncIterator[Store]:
-    """A second store on the same data, as another node has it; the same store where there can be only one."""
-    if not engine.shared:
-        yield store
-        return
-    made = engine.make()
-    await made.open()
-    yield made
-    await made.close()
-
+from tests.contracts.engines import NOW, ODD_NAMES, append, eventually, local_clock, odd_id
 
 # -- attach and detach (the model has more of it)
 

@@ -6,7 +6,7 @@ A late writer has made its batch, and is stopped; another one goes on; then the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -26,18 +26,6 @@ from tests.contracts.engines import HOUR, NOW, PAYLOAD, Engine, append, bodies, 
 
 CLIENT = "client:vin"  #: the home of the following
 MAILBOX = "session:vin"
-
-
-@pytest.fixture
-async def other(engine: Engine, store: Store) -> AsyncIterator[Store]:
-    """A second store on the same data, as another node has it; the same store where there can be only one."""
-    if not engine.shared:
-        yield store
-        return
-    made = engine.make()
-    await made.open()
-    yield made
-    await made.close()
 
 
 # -- the fence of a home

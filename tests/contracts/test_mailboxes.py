@@ -113,6 +113,27 @@ async def test_marks_are_small_numbers(store: Store) -> None:
 # -- forgotten owners
 
 
+async def test_a_marked_entry_never_expires(store: Store) -> None:
+    await append(store, "v1", Draft(b"1", expires_at=NOW + 1))
+    await append(store, "v1", Draft(b"2", expires_at=NOW + 1))
+    assert await store.mailboxes.mark("v1", 1, 1)
+    assert [b"1"] == [entry.body for entry in await store.mailboxes.read("v1", 0, 9, NOW + 10)]
+    await sweep(store, NOW + 10)
+    assert [b"1"] == [entry.body for entry in await store.mailboxes.read("v1", 0, 9, NOW + 10)]
+
+
+async def test_an_entry_that_a_batch_removes_is_not_replaced_by_it(store: Store) -> None:
+    await append(store, "v1", Draft(b"1", key=b"key"))
+    await append(store, "v1", Draft(b"2", key=b"other"))
+    batch = Batch()
+    batch.acknowledge("v1", [1])
+    batch.append(["v1"], Draft(b"3", key=b"key"), NOW)
+    batch.append(["v1"], Draft(b"4", key=b"key"), NOW)
+    assert [Appended("v1", 3), Appended("v1", 4, replaced=3)] == (await store.write(batch)).appended
+    assert [b"2", b"4"] == await bodies(store, "v1")
+    assert [] == await store.check()
+
+
 async def test_a_mailbox_that_was_forgotten_begins_above_its_old_positions(store: Store) -> None:
     """Also in an append to several owners."""
     last = 0
