@@ -75,6 +75,14 @@ class Commit(Generic[T]):
         self.result = result
         self.finish()
 
+    def follow(self, other: Commit[T]) -> None:
+        """Have the outcome of another one."""
+        other.then(partial(self._take, other))
+
+    def _take(self, other: Commit[T]) -> None:
+        self.result = other.result
+        self.finish(other.error)
+
     # A future of its own for each task, since cancelling a task cancels what it waits for.
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -638,7 +638,7 @@ class Control:
         sessions = self._broker_state.store
         if sessions is not None:
             try:
-                sessions.check()
+                sessions.lease.check()
             except StoreError as error:
                 reasons.append(str(error))
                 details.append(str(error))

@@ -203,7 +203,7 @@ class Node:
         sessions = SessionStore(store, self.state, self.broker.loop, self.broker.flusher.later, self.tasks)
         self.session_store = sessions
         if shared:
-            await sessions.lead(self.state.options.node, self._fail)
+            await sessions.lease.begin(self.state.options.node, self._fail)
         self.state.store = self.state.registry.store = sessions
         await sessions.restore()
 

@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 from unittest.mock import patch
 
 from motorcade import commit
-from motorcade.broker import broker, connection, fastpath, session_store
+from motorcade.broker import broker, connection, fastpath, session_reader, session_store, session_writer
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
 from motorcade.broker.limits import Limits, SessionOptions
@@ -123,14 +123,14 @@ def standing(clock: Clock) -> Iterator[None]:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
         stack.enter_context(patch.object(Tasks, "note", _crash_task))
         stack.enter_context(patch.object(commit, "_call", _call))
-        for module in (connection, broker, fastpath, session_store):
+        for module in (connection, broker, fastpath, session_store, session_writer, session_reader):
             for name in {"time", "monotonic"} & vars(module).keys():
                 stack.enter_context(patch.object(module, name, clock))
         yield
 
 
-class Timer:
-    """A call that is due later."""
+class Handle:
+    """A call that is due in this turn, or later."""
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.callback: Callable[..., object] | None = callback
@@ -139,14 +139,18 @@ class Timer:
     def cancel(self) -> None:
         self.callback = None
 
+    def run(self) -> None:
+        if self.callback is not None:
+            self.callback(*self.args)
+
 
 class Turns:
     """As much of an event loop as the broker needs. Tasks are real; what fails in one fails in `turn`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self.later: list[tuple[float, int, Timer]] = []
+        self.soon: deque[Handle] = deque()
+        self.later: list[tuple[float, int, Handle]] = []
         self.tasks: set[asyncio.Task[Any]] = set()
         self._count = 0
         self._failed: list[BaseException] = []
@@ -158,16 +162,18 @@ class Turns:
     def get_debug(self) -> bool:
         return False
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> None:
-        self.soon.append((callback, args) if context is None else (context.run, (callback, *args)))
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:
+        handle = Handle(callback, args) if context is None else Handle(context.run, (callback, *args))
+        self.soon.append(handle)
+        return handle
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer:
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
         self._count += 1
-        timer = Timer(callback, args)
-        heappush(self.later, (self.clock.now + delay, self._count, timer))
-        return timer
+        handle = Handle(callback, args)
+        heappush(self.later, (self.clock.now + delay, self._count, handle))
+        return handle
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Handle:
         return self.call_later(when - self.clock.now, callback, *args)
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -205,13 +211,7 @@ class Turns:
         """Run until nothing is left to do now."""
         with self.running():
             while self.soon or (self.later and self.later[0][0] <= self.clock.now):
-                if self.soon:
-                    callback, args = self.soon.popleft()
-                    callback(*args)
-                    continue
-                timer = heappop(self.later)[2]
-                if timer.callback is not None:
-                    timer.callback(*timer.args)
+                (self.soon.popleft() if self.soon else heappop(self.later)[2]).run()
         if self._failed:
             failed, self._failed = self._failed, []
             raise failed[-1]
@@ -489,7 +489,7 @@ class MemoryNode:
         assert isinstance(self.loop, Turns)
         self.loop.die()
         if self.session_store is not None:  # what it had waiting cleans up when it is freed, but it writes no more
-            self.session_store._write = lambda _batch: commit.Commit()  # type: ignore[assignment, method-assign]
+            self.session_store.lease.write = lambda _batch: commit.Commit()  # type: ignore[assignment, method-assign]
         node = MemoryNode(
             self.state.session_options,
             self.state.limits,

@@ -26,7 +26,7 @@ from motorcade.broker.limits import LogLimit
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.router import first_level
 from motorcade.broker.session import Session
-from motorcade.broker.session_store import RETRY
+from motorcade.broker.session_writer import RETRY
 from motorcade.broker.state import BrokerState
 from motorcade.clock import CLOCK, Clock, time
 from motorcade.core.client import ClientInfo
@@ -372,7 +372,7 @@ class Broker:
             self.state.stats.routed += len(lasting)
             try:
                 # What the node publishes by itself it may repeat after a crash (wills): its guid tells.
-                await store.accept(message, lasting, time(), token=message.guid if message.qos == 2 else b"")
+                await store.writer.accept(message, lasting, time(), token=message.guid if message.qos == 2 else b"")
             except Exception:
                 self.state.stats.dropped["not_stored"] += 1
                 raise

@@ -393,7 +393,7 @@ class Connection(asyncio.Protocol):
                     self.hold(Pause.ANSWERS)
                     self._keep(data[i:], 0)
                     return
-                if state.store is not None and session.acks_wait and state.store.full:
+                if state.store is not None and session.acks_wait and state.store.writer.full:
                     self.hold(Pause.ANSWERS)  # until one of its answers is there
                     self._keep(data[i:], 0)
                     return

@@ -271,7 +271,7 @@ class DurableQueue:
     def keep(self, frame: Frame) -> None:
         """Store a QoS 0 message for a client that is away."""
         session = self.session
-        self.store.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
+        self.store.writer.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
 
     def expect(self, size: int) -> int:
         """Note that an entry with so large a payload is handed to the store.
@@ -285,11 +285,16 @@ class DurableQueue:
             return SPARE_ALL
         return SPARE_ALL if self.sent_to == UNKNOWN else self.sent_to
 
-    def arrived(self, position: int, frame: Frame | None, size: int) -> None:
+    def arrived(self, position: int, frame: Frame | None, size: int, *, repeated: bool = False) -> None:
         """Take in an entry that is committed. If nothing waits before it, it goes on from memory; else it will be read.
 
-        0: it was not committed, or the queue was full.
+        Position 0: it was not committed, or the queue was full. `repeated`: it was there before.
         """
+        if position and not repeated:
+            if position <= self.before:
+                self.before = position - 1
+            self.kept += 1
+            self.session.shared.kept += 1
         self.coming -= 1
         self.coming_size -= size
         if not self.tail:
@@ -308,13 +313,6 @@ class DurableQueue:
             self._ahead_size += size
         else:
             self._unread_size += size
-
-    def count_in(self, position: int) -> None:
-        """Count an entry that this process has stored."""
-        if position <= self.before:
-            self.before = position - 1
-        self.kept += 1
-        self.session.shared.kept += 1
 
     def look_again(self) -> None:
         """Read again: a write has failed with an unknown outcome, so there may be entries that were not told of."""
@@ -461,7 +459,7 @@ class DurableQueue:
                     session.revoked = None  # nothing is left that came under these filters
         if not self.reading and len(ahead) * 2 < self._step and (self.unread or self.tail > self.cursor):
             self.reading = True
-            self.store.fetch(self, self._step)
+            self.store.reader.fetch(self, self._step)
         return before - left
 
     def _number_of(self, position: int) -> int:
@@ -505,7 +503,7 @@ class DurableQueue:
             self._unstored = 0
             self.session.go_on()
             return
-        commit = self.store.mark(self, position, MOVED_MARK + 2 * (self._moved[position] - MOVED_FROM))
+        commit = self.store.writer.mark(self, position, MOVED_MARK + 2 * (self._moved[position] - MOVED_FROM))
 
         def stored() -> None:
             if self.session.ended:
@@ -545,7 +543,7 @@ class DurableQueue:
         self._window_size += size
         origin = frame[2]
         if frame[0][0] & 4 and isinstance(origin, Message) and origin.expires_at is not None and number < MOVED_FROM:
-            self.store.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
+            self.store.writer.mark(self, position, SENT_MARK)  # [MQTT-4.3.3-7]: from now on it must not expire
 
     def _withdraw(self, position: int, number: int, frame: Frame, *, again: bool) -> None:
         """Drop an entry that the client may not read any more; if it may have come before, PUBREL frees its id."""
@@ -614,11 +612,11 @@ class DurableQueue:
         if not position:
             return None
         mark = RELEASED_MARK if number < MOVED_FROM else MOVED_MARK + 2 * (number - MOVED_FROM) + RELEASED_MARK
-        return self.store.mark(self, position, mark)
+        return self.store.writer.mark(self, position, mark)
 
     def _done(self, position: int) -> None:
         self.acked.add(position)
-        self.store.acknowledge(self, position)
+        self.store.writer.acks.hurry(self)
 
     def forgotten(self, lost: int) -> None:
         """Note that the session has ended; so many entries were still in the store."""

@@ -24,7 +24,7 @@ from motorcade.broker.channel import Channel
 from motorcade.broker.frames import IDS, RELEASED, Frame, build
 from motorcade.broker.pubsub import Receivers, Route
 from motorcade.broker.session import Session
-from motorcade.broker.session_store import MAX_ROWS, MessageBatch, PlainMessage, SessionStore
+from motorcade.broker.session_writer import MAX_ROWS, MessageBatch, PlainMessage, SessionWriter
 from motorcade.broker.window_state import BEHIND, READY
 from motorcade.clock import time
 from motorcade.commit import Commit, commit_of
@@ -64,7 +64,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     freed = False  # acknowledgements have made room in the window
     durable = session.durable is not None  # what it acknowledges or releases must be stored
     told = durable or session.scheduler is not None  # somebody hears of what it acknowledges
-    store = state.store
+    writer = state.store.writer if state.store is not None else None
     taken = pubsub.taken if routes is pubsub.routes else None  # without access control, also topics never seen
     batch: MessageBatch | None = None  # messages to be stored
     done: object = None  # or what a plugin has said that it waits for
@@ -112,7 +112,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     if taken_by is None:
                         break
                     if taken_by is not done and numbers:  # they may fare differently
-                        _answer_later(session, numbers, _commit(store, batch, done), stored_octets - told_octets)
+                        _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
                         numbers = []
                         told_octets = stored_octets
                         batch = None
@@ -172,11 +172,11 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     break
                 if route.lasting:
                     lasting = route.lasting
-                    if store is None or store.full or len(lasting) > MAX_ROWS:
+                    if writer is None or writer.full or len(lasting) > MAX_ROWS:
                         break
                     if batch is None or batch.rows + len(lasting) > MAX_ROWS:
                         if numbers:
-                            _answer_later(session, numbers, _commit(store, batch, done), stored_octets - told_octets)
+                            _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
                             numbers = []
                             told_octets = stored_octets
                             done = None
@@ -277,7 +277,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
         return i, left if enough > -2 else 0
     finally:
         if numbers:
-            _answer_later(session, numbers, _commit(store, batch, done), stored_octets - told_octets)
+            _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
         if freed and (told or session.state is not READY):
             _pump(session)
         stats = state.stats
@@ -313,10 +313,10 @@ def _topic(data: bytes, max_levels: int) -> str:
     return topic
 
 
-def _commit(store: SessionStore | None, batch: MessageBatch | None, done: object) -> Commit[Any]:
+def _commit(writer: SessionWriter | None, batch: MessageBatch | None, done: object) -> Commit[Any]:
     """Write messages, or take the commit of a plugin that does."""
-    if batch is not None and store is not None:
-        return store.write(batch)
+    if batch is not None and writer is not None:
+        return writer.write_messages(batch)
     return done if isinstance(done, Commit) else commit_of(cast("asyncio.Future[Any]", done))
 
 

@@ -1,8 +1,8 @@
 """The lease of the node that serves the sessions of a store which several nodes can reach.
 
 Every node would hold all sessions in memory, so two must not serve at once. A node that cannot renew its lease stores
-nothing from the moment it may have run out. It goes on when it has the lease again, and stops if another node has it,
-or if its store was fenced: that takes no write any more.
+nothing from the moment it may have run out: all that sessions store goes through `write`. It goes on when it has the
+lease again, and stops if another node has it, or if its store was fenced: that takes no write any more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import partial
 import structlog
 
 from motorcade.clock import time
-from motorcade.storage.ports import Coordination, Lease, StoreError, StoreFencedError, StoreRefusedError
+from motorcade.commit import Commit
+from motorcade.storage.ports import Batch, Lease, Store, StoreError, StoreFencedError, StoreRefusedError, Written
 from motorcade.tasks import Tasks
 
 log = structlog.stdlib.get_logger("motorcade.sessions")
@@ -26,19 +27,29 @@ FENCED_NODE = "the store of this node was fenced: another one has taken its righ
 
 
 class SessionLease:
-    """The right to serve the sessions."""
+    """The right to serve the sessions of a store. On one that no other node can reach it is never begun, and lasts."""
 
-    def __init__(self, coordination: Coordination, node: str, supervisor: Tasks | None = None) -> None:
+    def __init__(self, store: Store, supervisor: Tasks | None = None) -> None:
         self._supervisor = supervisor or Tasks()
-        self._coordination = coordination
-        self._node = node
+        self.store = store
+        self._node = ""
         self._lease: Lease | None = None
-        self._until = 0.0  # of the loop's time
+        self._until: float | None = None  # of the loop's time; None: forever
         self._task: asyncio.Task[None] | None = None
 
-    async def begin(self, lost: Callable[[str], None]) -> None:
+    def write(self, batch: Batch) -> Commit[Written]:
+        """Write a batch, if this node may."""
+        if self._until is not None:
+            try:
+                self.check()
+            except StoreRefusedError as error:
+                return Commit.failed(error)
+        return self.store.write(batch)
+
+    async def begin(self, node: str, lost: Callable[[str], None]) -> None:
         """Take the lease, or raise `StoreError`; then hold it, and tell `lost` why if this node must stop."""
         loop = asyncio.get_running_loop()
+        self._node, self._until = node, 0.0
         deadline = loop.time() + 2 * TTL
         while not await self._acquire():
             if loop.time() > deadline:
@@ -49,7 +60,7 @@ class SessionLease:
 
     def check(self) -> None:
         """Raise `StoreRefusedError` unless the lease is surely ours."""
-        if asyncio.get_running_loop().time() > self._until:
+        if self._until is not None and asyncio.get_running_loop().time() > self._until:
             raise StoreRefusedError("this node may not serve the sessions now: its lease has run out")
 
     async def end(self) -> None:
@@ -60,13 +71,13 @@ class SessionLease:
         if lease is not None:
             try:
                 async with asyncio.timeout(TTL):  # then it has run out by itself
-                    await self._coordination.release(lease)
+                    await self.store.coordination.release(lease)
             except (StoreError, TimeoutError) as error:
                 log.warning("lease_not_released", error=str(error) or "the store does not answer")
 
     async def _acquire(self) -> bool:
         began = asyncio.get_running_loop().time()
-        self._lease = await self._coordination.acquire(LEASE, self._node, TTL, time())
+        self._lease = await self.store.coordination.acquire(LEASE, self._node, TTL, time())
         if self._lease is not None:
             self._until = began + TTL
         return self._lease is not None
@@ -77,7 +88,7 @@ class SessionLease:
             await asyncio.sleep(TTL / 6)
             began = loop.time()
             try:
-                if await self._coordination.renew(self._lease, TTL, time()):
+                if await self.store.coordination.renew(self._lease, TTL, time()):
                     self._until = began + TTL
                 elif await self._acquire():  # it ran out while the store was away, and no other node has taken it
                     log.warning("lease_taken_again", reason="the store was away")
@@ -89,5 +100,5 @@ class SessionLease:
                 lost(FENCED_NODE)
                 return
             except StoreError as error:
-                if loop.time() > self._until:
+                if self._until is not None and loop.time() > self._until:
                     log.warning("lease_not_renewed", error=str(error))

@@ -171,7 +171,7 @@ class Publishing:
                 refusal = yield from self._stored(session, given, packet, _after(given))
                 lasting = packet.qos == 2 and session.durable is not None and result.reason < 0x80
                 if refusal is None and lasting and state.store is not None:
-                    taken = state.store.accept(given, (), wall, session, packet.packet_id)
+                    taken = state.store.writer.accept(given, (), wall, session, packet.packet_id)
                     refusal = yield from self._stored(session, given, packet, [taken])
                 if refusal is not None:
                     return self._not_kept(refusal, doubt)
@@ -233,9 +233,9 @@ class Publishing:
         lasting = [copy for copy in copies or () if copy.session.durable is not None and copy.qos]
         self.state.stats.routed += len(lasting)
         if packet.qos == 2 and session.durable is not None:
-            pending.append(store.accept(message, lasting, wall, session, packet.packet_id))
+            pending.append(store.writer.accept(message, lasting, wall, session, packet.packet_id))
         elif lasting:
-            pending.append(store.accept(message, lasting, wall))
+            pending.append(store.writer.accept(message, lasting, wall))
         return copies
 
     def _stored(

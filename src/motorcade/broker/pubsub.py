@@ -144,7 +144,7 @@ class Route:
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
         #: if everybody is durable and takes QoS 1: what they get; the fast path stores such messages itself
         self.lasting = _lasting(targets) if self.kept and not groups else ()
-        #: see `session_store.PlainMessage`; made when first needed, since many routes are remembered
+        #: see `session_writer.PlainMessage`; made when first needed, since many routes are remembered
         self.bodies: dict[tuple[object, ...], bytes] | None = None
         self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
         if not targets:  # mostly topics that plugins take
@@ -560,7 +560,7 @@ class PubSub:
         """Give a receiver its copy."""
         session = copy.session
         if copy.qos and session.durable is not None:
-            session.durable.store.accept(message, [copy], now)
+            session.durable.store.writer.accept(message, [copy], now)
             return
         message = noted(message, copy.identifiers, copy.group)
         session.offer(

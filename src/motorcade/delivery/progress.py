@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -396,14 +396,14 @@ class ProgressStore:
         """Write it now, if it has changed; done when it is stored. `StoreError` says that it is not yet."""
         await self.unwritten.flush(progress)
 
-    def _fill(self, batch: Batch, some: Sequence[Progress]) -> None:
+    def _fill(self, batch: Batch, some: Collection[Progress]) -> None:
         for progress in some:
             log, record = progress.log, progress.record()
             lasts = self._options.lasts(log)
             value = _encode(record if record.ahead else _Usual(record.number, record.time))
             batch.put(log.collection, log.of(progress.client), value, self._now() + lasts if lasts else 0.0)
 
-    def _written(self, some: Sequence[Progress], error: BaseException | None) -> None:
+    def _written(self, some: Collection[Progress], error: BaseException | None) -> None:
         if error is not None:
             self._counters["progress_failed"] += 1
             if not self._failing:  # once until it succeeds again

@@ -11,13 +11,13 @@ Rule 3: what could not be written is retried, before what has changed since; wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from motorcade.commit import Commit
-from motorcade.storage.ports import Batch, Store, StoreError
+from motorcade.storage.ports import Batch, StoreError
 
 BATCH: Final = 500  #: records written at once
 LAST_ATTEMPT: Final = 5.0  #: seconds for what is left at the end
@@ -25,18 +25,29 @@ LAST_ATTEMPT: Final = 5.0  #: seconds for what is left at the end
 T = TypeVar("T", bound=Hashable)
 
 
+class BatchWriter(Protocol):
+    """A store, or what stands before it."""
+
+    def write(self, batch: Batch) -> Commit[Any]:
+        """Write a batch."""
+
+
 class WriteBehind(Generic[T]):
     """Write what has changed."""
 
     def __init__(
         self,
-        store: Store,
-        fill: Callable[[Batch, Sequence[T]], None],
+        store: BatchWriter,
+        fill: Callable[[Batch, Collection[T]], None],
         interval: Callable[[], float],
         retry: float,
-        done: Callable[[Sequence[T], BaseException | None], None],
+        done: Callable[[Collection[T], BaseException | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`fill` adds records to a batch, as they are now. `done` is told of each batch, and why it failed."""
+        """`fill` adds records to a batch, as they are now; `done` is told of each batch then, and why it failed.
+
+        Without a loop it is the one that runs when something changes first.
+        """
         self._store = store
         self._fill = fill
         self._interval = interval
@@ -47,7 +58,7 @@ class WriteBehind(Generic[T]):
         self._flying: dict[T, None] = {}  # being written
         self._writing = False  # a batch is in flight, though all that it has may be dropped meanwhile
         self._waiters: dict[T, list[Commit[None]]] = {}  # of `flush`
-        self._loop: asyncio.AbstractEventLoop
+        self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._next: asyncio.Handle | None = None  # the next batch, or retry, is due
         self._idle: asyncio.Event | None = None  # `settle` waits for it
@@ -72,14 +83,14 @@ class WriteBehind(Generic[T]):
             return
         self._changed[record] = None
         if self._timer is None:
-            self._loop = asyncio.get_running_loop()
-            self._timer = self._loop.call_later(self._interval(), self._due)
+            self._timer = self._get_loop().call_later(self._interval(), self._due)
 
     def hurry(self, record: T) -> None:
         """Write it now."""
+        if self._next is not None and record in self._urgent and not self._changed:
+            return  # as it is already to be
         self._changed.pop(record, None)
         self._urgent[record] = None
-        self._loop = asyncio.get_running_loop()
         self._write_soon()
 
     def flush(self, record: T) -> Commit[None]:
@@ -113,19 +124,27 @@ class WriteBehind(Generic[T]):
     def _write_soon(self) -> None:
         """Write at the end of this turn, so that what is urgent in it shares a batch."""
         if self._next is None and not self._writing:
-            self._next = self._loop.call_soon(self._write)
+            self._next = (self._loop or self._get_loop()).call_soon(self._write)
+
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     def _write(self) -> None:
         self._next = None
-        some = list(islice(self._urgent, BATCH))
+        some, self._urgent = self._urgent, {}
         if not some:  # all were dropped
             self._settled()
             return
+        if len(some) > BATCH:
+            records = iter(some)
+            some, self._urgent = dict.fromkeys(islice(records, BATCH)), dict.fromkeys(records)
+        self._flying, self._writing = some, True
         waiters: list[Commit[None]] = []
-        for record in some:
-            del self._urgent[record]
-            waiters += self._waiters.pop(record, ())
-        self._flying, self._writing = dict.fromkeys(some), True
+        if self._waiters:
+            for record in some:
+                waiters += self._waiters.pop(record, ())
         batch = Batch()
         try:
             self._fill(batch, some)
@@ -136,16 +155,17 @@ class WriteBehind(Generic[T]):
 
     def _written(self, commit: Commit[Any], waiters: Sequence[Commit[None]]) -> None:
         some, self._flying, self._writing = self._flying, {}, False
-        self._done(list(some), commit.error)
+        self._done(some, commit.error)
         if commit.error is not None:
             self._urgent = some | self._urgent
             if self._idle is None:
-                self._next = self._loop.call_later(self._retry, self._write)
+                self._next = self._get_loop().call_later(self._retry, self._write)
         elif self._urgent:
             self._write_soon()
         for waiter in waiters:
             waiter.finish(commit.error)
-        self._settled()
+        if self._idle is not None:
+            self._settled()
 
     def _settled(self) -> None:
         if self._idle is not None and self._next is None and not self._writing:
@@ -158,7 +178,6 @@ class WriteBehind(Generic[T]):
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._due()
         try:

@@ -41,15 +41,16 @@ class Store:
         self.entries: dict[int, Entry] = {}
         self.last = 0
         self.reads: deque[tuple[DurableQueue, int, int, int, int]] = deque()
-        self.acks: list[int] = []
+        self.acked: list[int] = []
+        self.reader = self.writer = self.acks = self
         self.commits: list[Commit[None]] = []
 
     def fetch(self, queue: DurableQueue, limit: int) -> None:
         self.reads.append((queue, queue.epoch, queue.cursor, limit, queue.tail))
 
-    def acknowledge(self, queue: DurableQueue, position: int) -> None:
+    def hurry(self, queue: DurableQueue) -> None:
         assert queue.open
-        self.acks.append(position)
+        self.acked += queue.acked.difference(self.acked)
 
     def mark(self, queue: DurableQueue, position: int, mark: int) -> Commit[None]:
         assert queue.owner == "session:c"
@@ -79,7 +80,7 @@ class Store:
 
     def settle(self, queue: DurableQueue) -> None:
         """Acknowledgements are stored."""
-        acks, self.acks = self.acks, []
+        acks, self.acked = self.acked, []
         for position in acks:
             self.entries.pop(position, None)
         queue.settled(acks)
@@ -233,7 +234,7 @@ def test_an_entry_that_cannot_be_read_does_not_stop_the_others() -> None:
     client.connect()
     client.store.answer()
     assert [packet.packet_id for packet in client.take()] == [2, 4]
-    assert client.store.acks == [2]
+    assert client.store.acked == [2]
 
 
 def test_an_expired_message_is_passed_over() -> None:
@@ -245,7 +246,7 @@ def test_an_expired_message_is_passed_over() -> None:
     client.connect()
     client.store.answer()
     assert [packet.packet_id for packet in client.take()] == [3]
-    assert client.store.acks == [1] and client.session.shared.stats.dropped["expired"] == 1
+    assert client.store.acked == [1] and client.session.shared.stats.dropped["expired"] == 1
 
 
 def test_what_is_in_the_window_does_not_count_as_queue() -> None:

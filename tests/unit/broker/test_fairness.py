@@ -96,8 +96,7 @@ class Flood:
             taken += thread_time() - began
         began = thread_time()
         for _ in range(len(self.loop.soon)):
-            callback, args = self.loop.soon.popleft()
-            callback(*args)
+            self.loop.soon.popleft().run()
         return taken + thread_time() - began
 
 

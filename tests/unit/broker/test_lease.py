@@ -22,8 +22,8 @@ async def test_a_lease_that_cannot_be_given_back_does_not_hold_up_the_end(monkey
         return True
 
     monkeypatch.setattr(store.coordination, "release", release)
-    leading = SessionLease(store.coordination, "node")
-    await leading.begin(lambda _why: None)
+    leading = SessionLease(store)
+    await leading.begin("node", lambda _why: None)
     monkeypatch.setattr(lease, "TTL", 0.01)
     async with asyncio.timeout(60):
         await leading.end()
@@ -35,8 +35,8 @@ async def test_a_node_whose_store_was_fenced_stops_and_says_why(monkeypatch: pyt
     await store.open()
     monkeypatch.setattr(lease, "TTL", 0.01)
     told: asyncio.Queue[str] = asyncio.Queue()
-    leading = SessionLease(store.coordination, "node")
-    await leading.begin(told.put_nowait)
+    leading = SessionLease(store)
+    await leading.begin("node", told.put_nowait)
     await store.coordination.fence_member(store.writer)
     async with asyncio.timeout(60):
         assert await told.get() == lease.FENCED_NODE

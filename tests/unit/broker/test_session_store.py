@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from motorcade.broker import durable_queue, fastpath, session_store
+from motorcade.broker import durable_queue, fastpath, session_writer
 from motorcade.broker.frames import Frame
 from motorcade.broker.limits import SessionOptions
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.session import Session
-from motorcade.broker.session_store import FullMessage, PlainMessage
+from motorcade.broker.session_writer import FullMessage, PlainMessage
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -841,9 +841,9 @@ def test_a_queue_that_is_too_long_loses_its_oldest(make: Make) -> None:
 
 def test_a_message_for_many_goes_to_the_store_in_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store has a bounded number of entries to do; what comes after it keeps its order."""
-    monkeypatch.setattr(session_store, "MAX_ROWS", 3)
+    monkeypatch.setattr(session_writer, "MAX_ROWS", 3)
     monkeypatch.setattr(fastpath, "MAX_ROWS", 3)
-    monkeypatch.setattr(session_store, "MAX_IN_FLIGHT", 6)
+    monkeypatch.setattr(session_writer, "MAX_IN_FLIGHT", 6)
     world = make()
     names = [f"r{number}" for number in range(20)]
     for name in names:
@@ -1183,21 +1183,19 @@ def test_a_queue_whose_positions_begin_high_is_not_taken_for_a_long_one(make: Ma
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_nothing_is_taken_from_a_client_that_was_sent_away_meanwhile(make: Make, version: int) -> None:
+def test_nothing_is_taken_from_a_client_that_was_sent_away_meanwhile(
+    make: Make, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without its lease a node knows at once that it cannot store a message; the client's next packets are there."""
     world = make()
     world.join("r", ("t", 1))
     publisher = world.node.client("p", version=version)
     publisher.send(Publish("t", b"route", 1, packet_id=1))  # the fast path knows the topic from now on
     world.turn()
-
-    class Lost:
-        def check(self) -> None:
-            raise StoreRefusedError("the lease has run out")
-
     store = world.node.state.store
     assert store is not None
-    store._lease = cast("Any", Lost())
+    lost = StoreRefusedError("the lease has run out")
+    monkeypatch.setattr(store.lease, "write", lambda _batch: Commit.failed(lost))
     publisher.send(Publish("t", b"m", 1, packet_id=2), Subscribe(3, (Subscription("left", 0),)))
     world.turn()
     assert not publisher.open
@@ -1215,11 +1213,11 @@ def test_a_message_that_cannot_be_stored_holds_up_no_other(
     assert store is not None
     if waits:
         world.store.held = True
-        monkeypatch.setattr(session_store, "MAX_IN_FLIGHT", 1)
+        monkeypatch.setattr(session_writer, "MAX_IN_FLIGHT", 1)
         publisher.send(Publish("t", b"before", 1, packet_id=1))
         world.turn()
     bad = Message("t", b"bad", 1, user_properties=(("key", "\ud800"),))
-    commit = store.accept(bad, [Copy(session, 1, False, ())], world.node.clock.now)
+    commit = store.writer.accept(bad, [Copy(session, 1, False, ())], world.node.clock.now)
     world.release()
     assert isinstance(commit.error, RecordError)
     reader.send(Disconnect())

@@ -452,8 +452,7 @@ def test_live_messages_that_need_no_room_do_not_wait_for_any(node: MemoryNode) -
     endless.clerk.feed.send([given(1, "y", 0)])
     assert isinstance(node.loop, Turns)
     for number in range(20):  # it never comes to rest: as many callbacks as the source needs for a few messages
-        callback, args = node.loop.soon.popleft()
-        callback(*args)
+        node.loop.soon.popleft().run()
         if number == 5:
             peer.send(Puback(first.packet_id or 0))
     assert [b"1", b"2", b"3"] == [packet.payload for packet in messages(peer) if packet.topic == "live"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from motorcade.broker import connection, session_store
+from motorcade.broker import connection, session_writer
 from motorcade.broker.session_records import AWAITING, SESSIONS
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
@@ -79,7 +79,7 @@ def test_an_acknowledgement_that_could_not_be_stored_is_stored_later(node: Memor
 
 
 def test_a_store_that_was_full_takes_as_much_as_before(node: MemoryNode, store: HeldStore, monkeypatch) -> None:
-    monkeypatch.setattr(session_store, "MAX_IN_FLIGHT", 3)
+    monkeypatch.setattr(session_writer, "MAX_IN_FLIGHT", 3)
     reader, publisher = reader_of(node), node.client("publisher")
     store.full = True
     for _ in range(4):

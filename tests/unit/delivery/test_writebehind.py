@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from motorcade.storage.ports import Batch, Put, StoreError
 from tests.support.held_store import HeldStore
 
 
-def put_all(batch: Batch, some: Sequence[str]) -> None:
+def put_all(batch: Batch, some: Collection[str]) -> None:
     for text in some:
         batch.put("texts", text, b"v")
 
@@ -137,13 +137,15 @@ async def test_the_end_tells_what_is_left(rig: Rig) -> None:
 async def test_a_defect_of_the_caller_is_retried_like_a_failure() -> None:
     store, broken = HeldStore(), [True]
 
-    def put(batch: Batch, some: Sequence[str]) -> None:
+    def put(batch: Batch, some: Collection[str]) -> None:
         if broken and broken.pop():
             raise ZeroDivisionError
         put_all(batch, some)
 
     errors: list[bool] = []
-    texts = WriteBehind(store, put, lambda: 3600.0, 0.001, lambda _, error: errors.append(error is not None))
+    texts: WriteBehind[str] = WriteBehind(
+        store, put, lambda: 3600.0, 0.001, lambda _, error: errors.append(error is not None)
+    )
     texts.hurry("a")
     async with asyncio.timeout(60):
         while "a" in texts:  # noqa: ASYNC110 - there is no event
@@ -174,12 +176,12 @@ async def test_the_end_writes_what_is_added_while_a_batch_is_made() -> None:
     """A caller whose records take several batches says so when the first of them is made."""
     store, parts = HeldStore(), ["1", "2", "3"]
 
-    def put(batch: Batch, some: Sequence[str]) -> None:
+    def put(batch: Batch, some: Collection[str]) -> None:
         put_all(batch, [text + parts.pop() for text in some])
         if parts:
-            texts.change(some[0])
+            texts.change(*some)
 
-    texts = WriteBehind(store, put, lambda: 3600.0, 0.001, lambda _some, _error: None)
+    texts: WriteBehind[str] = WriteBehind(store, put, lambda: 3600.0, 0.001, lambda _some, _error: None)
     texts.change("a")
     assert 0 == await texts.settle()
     assert [] == parts

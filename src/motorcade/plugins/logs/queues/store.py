@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 from math import inf
@@ -156,7 +156,7 @@ class QueueStore:
                 await asyncio.wait_for(self._last, LAST_ATTEMPT)
         await self._behind.settle()
 
-    def _fill(self, batch: Batch, levels: Sequence[Level]) -> None:
+    def _fill(self, batch: Batch, levels: Collection[Level]) -> None:
         """Add removals and marks of some levels, but not of queues that are gone: others may have their positions."""
         self._removed, self._marked = [], []
         before = inf if self._closing else self.now() - DELAY  # most others are done before the next time
@@ -175,7 +175,7 @@ class QueueStore:
             if level.done or level.unmarked:
                 self._behind.change(level)
 
-    def _written(self, _levels: Sequence[Level], error: BaseException | None) -> None:
+    def _written(self, _levels: Collection[Level], error: BaseException | None) -> None:
         if error is not None:
             self._failed(error)
             return

@@ -1,0 +1,117 @@
+"""What durable sessions read: entries for clients that have room, and what a mailbox that is too full drops.
+
+Reads are tasks that go on though the store fails. Each begins with finding what a process that was killed may have
+sent (durable queue, rule 3), if that is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+
+import structlog
+
+from motorcade.broker.durable_queue import UNKNOWN, DurableQueue
+from motorcade.broker.session_writer import RETRY, SessionWriter
+from motorcade.clock import time
+from motorcade.storage.ports import Entry, Mailboxes, StoreError
+from motorcade.tasks import Work
+
+log = structlog.stdlib.get_logger("motorcade.sessions")
+
+STEP = 16  #: entries read at once to look through a mailbox
+
+
+class SessionReader:
+    """What the durable sessions of a node read."""
+
+    def __init__(self, mailboxes: Mailboxes, writer: SessionWriter, start: Callable[[Work, str], None]) -> None:
+        """`start` runs something as a task of this name."""
+        self._mailboxes = mailboxes
+        self._writer = writer
+        self._start = start
+        self._trimming: dict[DurableQueue, bool] = {}  # mailboxes that are too full, and whether they have grown since
+
+    async def entries(self, queue: DurableQueue, step: int, limit: int = UNKNOWN) -> AsyncIterator[Entry]:
+        """Read a mailbox from its beginning, so many entries at once, and at most `limit`."""
+        after = count = 0
+        found: list[Entry] | None = None
+        while count < limit and (found is None or len(found) == step):
+            found = await self._mailboxes.read(queue.owner, after, step, time())
+            for entry in found[: limit - count]:
+                after = entry.position
+                count += 1
+                yield entry
+
+    def fetch(self, queue: DurableQueue, limit: int) -> None:
+        """Read entries for a client that has room."""
+        work = partial(self._fetch, queue, queue.epoch, limit)
+        self._start(partial(insist, work, "not_read", queue.session.client.client_id), "fetch")
+
+    async def _fetch(self, queue: DurableQueue, epoch: int, limit: int) -> None:
+        """Read from the cursor on: it knows what an attempt that failed has taken already."""
+        if not (queue.serves(epoch) and queue.reading):
+            return
+        await self.count_sent(queue)
+        tail, now = queue.tail, time()
+        entries = await self._mailboxes.read(queue.owner, queue.cursor, limit, now)
+        if queue.serves(epoch):
+            queue.fetched(entries, limit, tail)
+            self._writer.pump((queue.session,), now)
+
+    async def count_sent(self, queue: DurableQueue) -> None:
+        """After a crash: find the last entry that may have been sent before it (durable queue, rule 3)."""
+        if queue.sent_to == UNKNOWN:
+            last = count = size = 0
+            async for entry in self.entries(queue, STEP, queue.max_sent):
+                last = entry.position
+                count += 1
+                size += len(entry.body) + len(entry.payload)
+            queue.know_sent(last, count, size)
+
+    def trim(self, queue: DurableQueue) -> None:
+        """Drop of what waits in a mailbox, oldest first, until the rest fits (durable queue, rule 5)."""
+        if queue not in self._trimming:
+            self._start(partial(self._trim, queue), "trim")
+        self._trimming[queue] = True
+
+    async def _trim(self, queue: DurableQueue) -> None:
+        while self._trimming.get(queue) and not queue.session.ended:
+            self._trimming[queue] = False
+            await insist(partial(self._make_room, queue), "mailbox_not_trimmed", queue.session.client.client_id)
+        self._trimming.pop(queue, None)
+
+    async def _make_room(self, queue: DurableQueue) -> None:
+        if not queue.session.ended:  # it may have, while the store failed
+            await self.count_sent(queue)
+            await self._drop_waiting(queue)
+
+    async def _drop_waiting(self, queue: DurableQueue) -> None:
+        info = await self._mailboxes.info(queue.owner)
+        bound = queue.bound
+        # What is acknowledged may still be counted.
+        entries = info.entries - len(queue.acked)
+        size = info.size_bytes * entries // max(1, info.entries)
+        after = queue.sent_to
+        while 0 < bound.entries < entries or 0 < bound.size_bytes < size:
+            found = await self._mailboxes.read(queue.owner, after, STEP, time())
+            if queue.session.ended:
+                return  # the next session of its client may have the mailbox by now
+            for entry in found:
+                after = entry.position
+                if (0 < bound.entries < entries or 0 < bound.size_bytes < size) and queue.discard(entry):
+                    entries -= 1
+                    size -= len(entry.body) + len(entry.payload)
+            if len(found) < STEP:
+                return
+
+
+async def insist(work: Callable[[], Awaitable[None]], event: str, client_id: str) -> None:
+    """Do something, and again if the store fails."""
+    while True:
+        try:
+            return await work()
+        except StoreError as error:
+            log.error(event, client_id=client_id, error=str(error))  # noqa: TRY400
+            await asyncio.sleep(RETRY)
