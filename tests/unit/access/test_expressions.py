@@ -34,6 +34,9 @@ def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 @given(st.recursive(ATOMS, combined, max_leaves=6), st.text("aAbB1\n_", max_size=6), st.booleans())
 @example("(a|ab)(c|bcd)(d*)", "abcd", False)
 @example("a$", "a\n", False)
+@example("$[^a]", "\n", False)
+@example("$^", "\n", False)
+@example("$^", "", False)
 def test_it_matches_what_re_matches(pattern: str, subject: str, fold: bool) -> None:
     text = f"(?i){pattern}" if fold else pattern
     assert (re.search(text, subject) is not None) == Expression(text).search(subject)

@@ -69,12 +69,14 @@ class Expression:
             raise SubjectError(f"a name of more than {MAX_SUBJECT} characters cannot be compared with an expression")
         states, last = self._start, len(subject) - 1
         for index, char in enumerate(subject):
-            if -1 in states or (index == last and char == "\n" and self._ends(states, (_LAST,))):
+            if index == last and char == "\n":  # `$` matches here, and what stands behind it may match the line break
+                states = self._behind(states, (_LAST,), start=not index)
+            if -1 in states:
                 return True
             known = self._next.get(states)
             following = known.get(char) if known is not None else None
             states = following if following is not None else self._step(states, char)
-        return -1 in states or self._ends(states, (_END, _LAST))
+        return -1 in self._behind(states, (_END, _LAST), start=not subject)
 
     def _step(self, states: _States, char: str) -> _States:
         program = self._program
@@ -108,8 +110,11 @@ class Expression:
                 found.add(state)
         return frozenset(found)
 
-    def _ends(self, states: _States, through: tuple[str, ...]) -> bool:
-        return -1 in self._closure([state for state in states if state >= 0], through=through)
+    def _behind(self, states: _States, through: tuple[str, ...], *, start: bool) -> _States:
+        """Return the instructions that can be reached at an end of the name."""
+        if -1 in states:
+            return states
+        return self._closure(states, start=start, through=through)
 
 
 class _Compiler:
