@@ -13,7 +13,7 @@ import typer
 
 from motorcade.cli import _control, _files, _options, _output, _pipeline
 from motorcade.cli._store import StoreFlags
-from motorcade.cli.fanout import Append, CheckDigit, Expires, Priority
+from motorcade.cli.fanout import CheckDigit, DeliveryFlags
 from motorcade.core.errors import MotorcadeError
 from motorcade.pipelines import PipelineError
 
@@ -54,9 +54,6 @@ def audience(
         list[str] | None,
         typer.Option("--option", metavar="NAME.OPTION=VALUE|@FILE", help="How a table is read: fleet.sep=;"),
     ] = None,
-    expires: Expires = None,
-    priority: Priority = 0,
-    append: Append = None,
     batch: Annotated[int, typer.Option("--batch", min=1, max=65_536, help="VINs in one message to the broker.")] = 200,
     check_digit: CheckDigit = False,
     rate: Annotated[
@@ -100,6 +97,7 @@ def audience(
     settings: _pipeline.Set = None,
     as_json: _control.AsJson = False,
     *,
+    delivery: DeliveryFlags,
     chosen: StoreFlags,
 ) -> None:
     """Send a file to every vehicle that a query names, each once, whatever is started again.
@@ -121,23 +119,19 @@ def audience(
     with _options.wrong_usage("--table, --option"):
         found = tables_of(tables, options or [])
     query = _query(sql, found)
-    mode = None if append is None else "append" if append else "replace"
-    given: dict[str, object] = {"expires_in": expires, "priority": priority or None, "mode": mode}
-    order = Order(
-        request, _files.read("--payload", payload), {name: value for name, value in given.items() if value is not None}
-    )
+    order = Order(request, _files.read("--payload", payload), delivery.options())
     files = {"password_file": password_file, "cafile": cafile, "cert": cert, "key": key}
     connection: dict[str, str] = {name: str(file.absolute()) for name, file in files.items() if file is not None}
     with _options.wrong_usage("--broker"):
         address = BrokerAddress.parse(broker, username=username, insecure=insecure, **connection)
     if dry_run or checkpoint is None:
-        if mode != "append":
+        if not delivery.append:
             where, unknown = _store(chosen)
         else:
             where, unknown = None, ""
         with _pipeline.session(master, settings, "motorcade pipeline audience", quiet=quiet) as (spark, display):
             display.tell("counting")
-            figures = _dry_run(spark, order, found, query, batch, check_digit, partitions, where, mode)
+            figures = _dry_run(spark, order, found, query, batch, check_digit, partitions, where, delivery.append)
         _show_dry_run(figures, unknown, as_json)
         return
     _reach(address)
@@ -287,11 +281,11 @@ def _dry_run(
     check_digit: bool,
     partitions: int,
     store: str | None,
-    mode: str | None,
+    append: bool | None,
 ) -> dict[str, Any]:
     from motorcade.pipelines import audience as audiences
 
-    pending = 0 if mode == "append" else None
+    pending = 0 if append else None
     with audiences.registered(audiences.sharing(spark, partitions), tables):
         frame = audiences.chosen(spark, sql)
         counts = audiences.counted(audiences.planned(frame, order, size=size, check_digit=check_digit))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,22 +45,36 @@ Request = Annotated[str, typer.Argument(metavar="REQUEST", parser=_options.reque
 
 # -- sending
 
-#: How a message is sent; also used by `pipeline run audience`.
-Expires = Annotated[
-    float | None,
-    typer.Option(
-        "--expires", parser=_options.positive_duration, metavar="7d|12h|30m|45s", help="Not delivered after this time."
-    ),
-]
-Priority = Annotated[int, typer.Option(min=0, max=9, help="Higher priorities are delivered first.")]
-Append = Annotated[
-    bool | None,
-    typer.Option(
-        "--append/--replace",
-        help="Keep or replace the backlog of the same request; default: as the node is configured.",
-    ),
-]
 CheckDigit = Annotated[bool, typer.Option("--check-digit", help="Check the ninth character of each VIN too.")]
+
+
+@dataclass(frozen=True)
+class DeliveryFlags:
+    """How a message is delivered; also used by `pipeline run audience`."""
+
+    expires: Annotated[
+        float | None,
+        typer.Option(
+            "--expires",
+            parser=_options.positive_duration,
+            metavar="7d|12h|30m|45s",
+            help="Not delivered after this time.",
+        ),
+    ] = None
+    priority: Annotated[int, typer.Option(min=0, max=9, help="Higher priorities are delivered first.")] = 0
+    append: Annotated[
+        bool | None,
+        typer.Option(
+            "--append/--replace",
+            help="Keep or replace the backlog of the same request; default: as the node is configured.",
+        ),
+    ] = None
+
+    def options(self) -> dict[str, object]:
+        """Return the optional fields of a batch that were given."""
+        mode = None if self.append is None else "append" if self.append else "replace"
+        given = {"expires_in": self.expires, "priority": self.priority or None, "mode": mode}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @verb(app)
@@ -70,9 +85,6 @@ def send(
         typer.Option("--request", metavar="ID", parser=_options.request_id, help="Request id, for example task_ota_1."),
     ],
     payload: Annotated[str, typer.Option("--payload", metavar="FILE|-", help="Payload, sent as it is.")],
-    expires: Expires = None,
-    priority: Priority = 0,
-    append: Append = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="VINs in one message to the broker.")] = 200,
     check_digit: CheckDigit = False,
     rest: Annotated[
@@ -91,6 +103,7 @@ def send(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, send nothing.")] = False,
     as_json: _control.AsJson = False,
     *,
+    delivery: DeliveryFlags,
     broker: _mqtt.ConnectFlags,
 ) -> None:
     """Send a file to every vehicle of a list. Exits with 0 after the broker has stored everything.
@@ -103,13 +116,11 @@ def send(
         raise typer.BadParameter("standard input can be the list or the payload, not both", param_hint="--payload")
     _files.check_file("--rest", rest)
     listed = _vins.read(vins, check_digit=check_digit)
-    mode = None if append is None else "append" if append else "replace"
-    given: dict[str, object] = {"expires_in": expires, "priority": priority or None, "mode": mode}
     job = _batches.Job(
         vins=listed.vins,
         request_id=request,
         data=_files.read("--payload", payload),
-        options={name: value for name, value in given.items() if value is not None},
+        options=delivery.options(),
         size=batch,
         name=batch_id or "",
     )

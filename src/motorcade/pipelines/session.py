@@ -249,7 +249,7 @@ def _let_go(gateway: Any) -> None:
 
 
 class _Idle:
-    """What py4j takes for a client with an object to collect."""
+    """Stands for a client with an object to collect, for py4j."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
