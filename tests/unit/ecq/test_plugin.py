@@ -14,7 +14,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadOptionsError, UnknownError
 from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel, Suback, Subscribe, Will
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.storage.ports import Entry, StoreError, StoreFullError
+from motorcade.storage.ports import Draft, Entry, StoreError, StoreFullError
 from tests.unit.ecq.node import EXCLUSIVE, ROOTS, SHARED, EcqNode, numbers, told, values
 
 QUOTA, REFUSED = 0x97, 0x83
@@ -177,6 +177,54 @@ def test_a_newer_value_supersedes_what_was_in_flight() -> None:
             messages = node.consumer("car", **lasting).messages()
             assert [("b", b"1"), ("a", b"new")] == values(messages)
             assert not [message for message in messages if message.dup]
+
+
+def test_progress_passes_what_was_replaced() -> None:
+    """Once the consumer is away: until then it may still acknowledge it."""
+    with EcqNode.on() as node:
+        car = node.consumer()
+        node.fill("car", ("a", b"1"), ("a", b"2"))
+        car.ack(car.messages()[1])
+        assert 0 == node.progress()
+        car.close()
+        node.turn()
+        assert 2 == node.progress()
+
+
+# -- reading beside appending
+
+
+def test_what_is_appended_while_it_reads_is_not_missed() -> None:
+    with EcqNode.on() as node:
+        node.fill("car", ("a", b"1"))
+        node.held.held_reads = True
+        car = node.client("car")
+        car.subscribe("$ECQ/car/#")
+        (reading,) = node.held.reads
+        found = reading.apply()
+        reading.apply = lambda: found  # the answer is on its way
+        node.held.held_reads = False
+        node.fill("car", ("b", b"2"), ("a", b"3"))
+        node.held.let_read()
+        assert [1, 2, 3] == numbers(car.messages())
+
+
+def test_nobody_is_given_what_the_node_has_not_heard_of() -> None:
+    """It may be one too many, and go again; if it stays, it comes in its place, or when the heartbeat finds it."""
+    for heartbeat in (False, True):
+        with EcqNode.on(heartbeat=10.0) as node:
+            node.fill("car", ("a", b"1"), ("b", b"2"))
+            mailboxes = node.held.mailboxes
+            (entry, _) = node.run(mailboxes.read("ecq:car", 0, 2, 0.0))
+            node.run(mailboxes.append(["ecq:car"], Draft(entry.body, key=b"z"), node.now))
+            car = node.consumer()
+            assert [1, 2] == numbers(car.messages())
+            if heartbeat:
+                node.wait(11.0)
+                assert [(3, "z", b"1")] == told(car.messages())
+            else:
+                node.fill("car", ("c", b"4"))
+                assert [3, 4] == numbers(car.messages())
 
 
 # -- refusals of consumers
