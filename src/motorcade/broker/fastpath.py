@@ -5,6 +5,25 @@ first one that is not for it: unfinished, rare, unusual or wrong. That one goes 
 rules; here are only the cases in which the rules have nothing to say. Whatever is done here must mean the same as
 what `channel.py` does; a test compares.
 
+A packet goes to the channel if one of these holds for it:
+
+    packet      | condition                                                 | why
+    any         | unfinished, too long, or of another kind or with flags    | rare, or wrong
+    PUBLISH     | no route, or a stale one                                  | topic to be checked, authorised, matched
+                | route.slow, and no plugin takes it plain (QoS 1)          | hooks
+                | MQTT 5 properties                                         | they decide, or are sent on
+    QoS 0       | route.kept while answers of this read wait for the store  | order of what is stored
+    QoS 1, 2    | no packet id, or 0                                        | wrong
+                | route.kept without route.lasting, or at QoS 2             | a receiver's copy is stored by other rules
+                | answers wait for the store, and route.lasting is empty    | its answer must not pass them
+                | route.only is BEHIND                                      | the publisher waits (window, rule 4)
+    lasting     | no store, a full one, or more than MAX_ROWS receivers      | the publisher waits, or steps are taken
+    QoS 2       | its session is durable                                    | the packet id is stored
+                | packet id known, or max_awaiting_rel reached              | a repetition, or refused
+    PUBACK ...  | packet id not in flight in this step of its QoS           | a reason code is due, or it is wrong
+    PUBREC ...  | its session is durable (PUBCOMP too)                      | the step is stored
+                | answers wait for the store (not for PUBCOMP)              | what is answered must not pass them
+
 What makes it quick, in this order (measured, see bench/):
 
     one call per read, not per packet; one write per connection and loop turn
