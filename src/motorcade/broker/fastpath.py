@@ -16,7 +16,7 @@ A packet goes to the channel if one of these holds for it:
     QoS 1, 2    | no packet id, or 0                                        | wrong
                 | route.kept without route.lasting, or at QoS 2             | a receiver's copy is stored by other rules
                 | answers wait for the store, and route.lasting is empty    | its answer must not pass them
-                | route.only is BEHIND                                      | the publisher waits (window, rule 4)
+                | route.only is BEHIND                                      | the publisher waits (session, rule 4)
     lasting     | no store, a full one, or more than MAX_ROWS receivers      | the publisher waits, or steps are taken
     QoS 2       | its session is durable                                    | the packet id is stored
                 | packet id known, or max_awaiting_rel reached              | a repetition, or refused
