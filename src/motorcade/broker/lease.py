@@ -1,8 +1,9 @@
 """The lease of the node that serves the sessions of a store which several nodes can reach.
 
 Every node would hold all sessions in memory, so two must not serve at once. A node that cannot renew its lease stores
-nothing from the moment it may have run out: all that sessions store goes through `write`. It goes on when it has the
-lease again, and stops if another node has it, or if its store was fenced: that takes no write any more.
+nothing new from the moment it may have run out: batches of the session writer go through `write`, only the removal of
+sessions that have ended does not. It goes on when it has the lease again, and stops if another node has it,
+or if its store was fenced: that takes no write any more.
 """
 
 from __future__ import annotations
