@@ -5,24 +5,23 @@ first one that is not for it: unfinished, rare, unusual or wrong. That one goes 
 rules; here are only the cases in which the rules have nothing to say. Whatever is done here must mean the same as
 what `channel.py` does; a test compares.
 
-A packet goes to the channel if one of these holds for it:
+A packet goes to the channel if one of these holds for it. Each place that leaves a packet names its row, and
+`tests/unit/broker/test_fast_path.py` shows each of them:
 
-    packet      | condition                                                 | why
-    any         | unfinished, too long, or of another kind or with flags    | rare, or wrong
-    PUBLISH     | no route, or a stale one                                  | topic to be checked, authorised, matched
-                | route.slow, and no plugin takes it plain (QoS 1)          | hooks
-                | MQTT 5 properties                                         | they decide, or are sent on
-    QoS 0       | route.kept while answers of this read wait for the store  | order of what is stored
-    QoS 1, 2    | no packet id, or 0                                        | wrong
-                | route.kept without route.lasting, or at QoS 2             | a receiver's copy is stored by other rules
-                | answers wait for the store, and route.lasting is empty    | its answer must not pass them
-                | route.only is BEHIND                                      | the publisher waits (session, rule 4)
-    lasting     | no store, a full one, or more than MAX_ROWS receivers      | the publisher waits, or steps are taken
-    QoS 2       | its session is durable                                    | the packet id is stored
-                | packet id known, or max_awaiting_rel reached              | a repetition, or refused
-    PUBACK ...  | packet id not in flight in this step of its QoS           | a reason code is due, or it is wrong
-    PUBREC ...  | its session is durable (PUBCOMP too)                      | the step is stored
-                | answers wait for the store (not for PUBCOMP)              | what is answered must not pass them
+    unfinished    any           not all of it has come, or it is too long                 wait for the rest, or refuse
+    kind          any           of another kind, or with flags                            rare, or wrong
+    route         PUBLISH       no route, or a stale one                                  a topic to be matched
+    hooks         PUBLISH       route.slow, and no plugin takes it plain (QoS 1)          hooks see the message
+    properties    PUBLISH       it has some (MQTT 5)                                      they decide, or are sent on
+    order         QoS 0         route.kept while answers of this read wait for the store  it may be stored after them
+    id            QoS 1, 2      no packet id, or 0                                        wrong
+    kept          QoS 1, 2      route.kept without route.lasting, or at QoS 2             stored by other rules
+    durable       QoS 2         its session is durable; PUBREC, PUBREL, PUBCOMP as well   packet ids are stored
+    answers       QoS 1, 2      answers wait for the store, and route.lasting is empty    its answer must not pass them
+    behind        QoS 1, 2      route.only is BEHIND                                      the publisher waits
+    store         QoS 1         the store has as much to do as it may, or MAX_ROWS        the publisher waits
+    awaiting      QoS 2         packet id known, or max_awaiting_rel reached              a repetition, or refused
+    in-flight     PUBACK …      packet id not in flight in this step of its QoS           a reason code is due, or wrong
 
 What makes it quick, in this order (measured, see bench/):
 
@@ -95,20 +94,20 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     try:
         for left in WHOLE_TURN if budget == PACKETS_PER_TURN else range(budget - 1, -1, -1):  # noqa: B007 - afterwards
             if i >= enough:
-                break
+                break  # leave: unfinished
             first = data[i]
             length = data[i + 1]
             body = i + 2
             if length > short:
                 found = codec.split(data, i, max_size)
                 if found is None:
-                    break
+                    break  # leave: unfinished
                 body, end = found
                 length = end - body
             else:
                 end = body + length
                 if end > n:
-                    break
+                    break  # leave: unfinished
             if 0x30 <= first <= 0x34 and not first & 1 and length > 2:
                 # PUBLISH, not retained, not a duplicate
                 stop = body + 2 + (data[body] << 8 | data[body + 1])  # behind the topic
@@ -116,20 +115,20 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                 if route is None and taken and stop < end:
                     route = taken.get(data[body + 2 : data.find(b"/", body + 2, stop)])
                 if route is None or route.stale:
-                    break
+                    break  # leave: route
                 if route.slow:
                     # A plugin may take it as it is: QoS 1, no properties.
                     if route.plain is None or first != 0x32 or stop + 2 > end - v5 or (v5 and data[stop + 2]):
-                        break
+                        break  # leave: hooks
                     number = data[stop : stop + 2]
                     topic = _topic(data[body + 2 : stop], state.limits.max_topic_levels)
                     if number == b"\0\0" or not topic:
-                        break
+                        break  # leave: hooks
                     wall = wall or time()
                     guid = state.guids.next(int(wall * 1_000_000))
                     taken_by = route.plain.take_plain(client, topic, data[stop + 2 + v5 : end], guid)
                     if taken_by is None:
-                        break
+                        break  # leave: hooks
                     if taken_by is not done and numbers:  # they may fare differently
                         _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
                         numbers = []
@@ -147,8 +146,10 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     if told or session.state is not READY:
                         _pump(session)
                 if first == 0x30:
-                    if (v5 and data[stop]) or (route.kept and numbers):  # it may be stored: after those before it
-                        break
+                    if v5 and data[stop]:
+                        break  # leave: properties
+                    if route.kept and numbers:
+                        break  # leave: order
                     size = end - i
                     last = end
                     head = data[i:stop]
@@ -176,23 +177,25 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                             enough = -2
                     i = last
                     continue
-                if (route.kept and (not route.lasting or first != 0x32)) or (durable and first == 0x34):
-                    break
+                if route.kept and (not route.lasting or first != 0x32):
+                    break  # leave: kept
+                if durable and first == 0x34:
+                    break  # leave: durable
                 if acks_wait and not route.lasting:
-                    break
-                if (
-                    stop + 2 > end - v5
-                    or (v5 and data[stop + 2])
-                    or (route.only is not None and route.only.lag is BEHIND)
-                ):
-                    break
+                    break  # leave: answers
+                if stop + 2 > end - v5:
+                    break  # leave: id
+                if v5 and data[stop + 2]:
+                    break  # leave: properties
+                if route.only is not None and route.only.lag is BEHIND:
+                    break  # leave: behind
                 number = data[stop : stop + 2]
                 if number == b"\0\0":
-                    break
+                    break  # leave: id
                 if route.lasting:
                     lasting = route.lasting
                     if writer is None or writer.full or len(lasting) > MAX_ROWS:
-                        break
+                        break  # leave: store
                     if batch is None or batch.rows + len(lasting) > MAX_ROWS:
                         if numbers:
                             _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
@@ -218,7 +221,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     if awaiting is None:
                         awaiting = session.awaiting = {}
                     if key in awaiting or len(awaiting) >= max_awaiting:
-                        break
+                        break  # leave: awaiting
                     wall = wall or time()
                     awaiting[key] = wall
                     acknowledgement = 0x50
@@ -252,18 +255,20 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                 if first == 0x40:  # PUBACK
                     waiting = inflight.get(key)
                     if waiting is None or waiting[0][0] & 6 != 2:
-                        break
+                        break  # leave: in-flight
                     if told:
                         session.acknowledged(key)
                     else:
                         del inflight[key]
                     freed = True
-                elif durable or (acks_wait and first != 0x70):  # what is answered here must not pass answers that wait
-                    break
+                elif durable:
+                    break  # leave: durable
+                elif acks_wait and first != 0x70:
+                    break  # leave: answers
                 elif first == 0x50:  # PUBREC
                     waiting = inflight.get(key)
                     if waiting is None or waiting[0][0] & 6 != 4:
-                        break
+                        break  # leave: in-flight
                     inflight[key] = RELEASED
                     answers += 1
                     if not out:
@@ -271,18 +276,18 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     out += (b"\x62\x02", data[body:end])
                 elif first == 0x62:  # PUBREL
                     if not session.awaiting or session.awaiting.pop(key, None) is None:
-                        break
+                        break  # leave: in-flight
                     answers += 1
                     if not out:
                         dirty.append(session)
                     out += (b"\x70\x02", data[body:end])
                 elif first == 0x70:  # PUBCOMP
                     if inflight.get(key) is not RELEASED:
-                        break
+                        break  # leave: in-flight
                     session.acknowledged(key)
                     freed = True
                 else:
-                    break
+                    break  # leave: kind
                 others += 1
             elif first == 0xC0 and not length:  # PINGREQ
                 others += 1
@@ -291,7 +296,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     dirty.append(session)
                 out.append(b"\xd0\x00")
             else:
-                break
+                break  # leave: kind
             i = end
         return i, left if enough > -2 else 0
     finally:

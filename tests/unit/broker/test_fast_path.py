@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from motorcade.broker import fastpath
+from motorcade.broker.window_state import Lag
+from motorcade.extension.hooks import Callback
 from motorcade.mqtt import codec
-from motorcade.mqtt.packets import Puback, Publish, Pubrec, Pubrel
+from motorcade.mqtt.packets import Pingreq, Puback, Publish, Pubrec, Pubrel
 from motorcade.mqtt.properties import Properties
 from motorcade.mqtt.reasons import ReasonCode
 from tests.support.held_store import HeldStore
@@ -100,3 +107,110 @@ def test_answers_that_wait_for_the_store_are_not_passed() -> None:
         store.let_go()
         node.turn()
         assert [11, 12] == [packet.packet_id for packet in client.take() if isinstance(packet, Puback)]
+
+
+# -- the table of conditions
+
+LINES, FIRST = inspect.getsourcelines(fastpath.run)
+#: Line number -> row of the table that a packet is left by there.
+LEAVES = {
+    number: found[1] for number, line in enumerate(LINES, FIRST) if (found := re.search(r"# leave: ([a-z-]+)", line))
+}
+TABLE = re.findall(r"^    ([a-z-]+) +(?:any|PUBLISH|QoS|PUBACK)", fastpath.__doc__ or "", re.MULTILINE)
+
+
+def test_each_place_that_leaves_a_packet_names_its_row() -> None:
+    assert set(TABLE) == set(LEAVES.values())
+    unnamed = [
+        line for number, line in enumerate(LINES, FIRST) if line.strip().startswith("break") and number not in LEAVES
+    ]
+    assert len(unnamed) == 1, "the end of a run of equal packets is the only other one"
+
+
+class Road:
+    """Subscribers of every kind, and a publisher that has published to all of them."""
+
+    def __init__(self) -> None:
+        self.node = MemoryNode(store=HeldStore())
+        with standing(self.node.clock):
+            for name, topics in (("awake", ("live", "mixed", "alone")), ("other", ("live",))):
+                client = self.node.client(name)
+                for topic in topics:
+                    client.subscribe(topic, 2)
+            asleep = self.node.client("asleep", clean=False, session_expiry=1000)
+            for topic in ("kept", "mixed"):
+                asleep.subscribe(topic)
+            self.node.hooks.add("message.publish", Callback(lambda *_: None, 0, "test", topics=("hooked",)))
+            self.publisher = self.node.client("publisher")
+            self.durable = self.node.client("durable", clean=False, session_expiry=1000)
+            for topic in ("live", "mixed", "alone", "kept", "hooked"):
+                self.publisher.publish(topic, b"")
+                self.durable.publish(topic, b"")
+
+    def left_by(self, do: Callable[[Road], None]) -> set[str]:
+        """The rows of the table by which packets were left."""
+        found: set[str] = set()
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code is fastpath.run.__code__ and event == "line" and frame.f_lineno in LEAVES:
+                found.add(LEAVES[frame.f_lineno])
+            return trace
+
+        before = sys.gettrace()
+        with standing(self.node.clock):
+            sys.settrace(trace)
+            try:
+                do(self)
+            finally:
+                sys.settrace(before)
+        return found
+
+
+def message(topic: str, qos: int = 1, number: int = 9, **properties: Any) -> Publish:
+    return Publish(topic, b"x", qos, packet_id=number if qos else 0, properties=Properties(**properties))
+
+
+def hold(road: Road) -> None:
+    store = road.node.store
+    assert isinstance(store, HeldStore)
+    store.held = True
+    road.publisher.send(message("kept"), message("live", number=10))
+
+
+def fall_behind(road: Road) -> None:
+    road.node.state.registry.sessions["awake"].lag = Lag.BEHIND
+    road.publisher.send(message("alone"))
+
+
+def without_id(road: Road) -> None:
+    road.publisher.send(codec.encode(message("live", number=1), 5).replace(b"live\0\1", b"live\0\0"))
+
+
+LEFT: dict[str, Callable[[Road], None]] = {
+    "unfinished": lambda road: road.publisher.send(codec.encode(message("live"), 5)[:6]),
+    "kind": lambda road: road.publisher.send(Publish("live", b"x", 1, retain=True, packet_id=9)),
+    "route": lambda road: road.publisher.send(message("new")),
+    "hooks": lambda road: road.publisher.send(message("hooked")),
+    "properties": lambda road: road.publisher.send(message("live", content_type="a")),
+    "order": lambda road: road.publisher.send(message("kept"), message("kept", 0)),
+    "id": without_id,
+    "kept": lambda road: road.publisher.send(message("mixed")),
+    "durable": lambda road: road.durable.send(message("live", 2)),
+    "answers": hold,
+    "behind": fall_behind,
+    "store": lambda road: road.publisher.send(message("kept")),
+    "awaiting": lambda road: road.publisher.send(message("live", 2), message("live", 2)),
+    "in-flight": lambda road: road.publisher.send(Puback(77)),
+}
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_each_row_of_the_table_leaves_a_packet_to_the_channel(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    road = Road()
+    plain = road.left_by(lambda road: road.publisher.send(Pingreq(), message("live"), message("kept", number=10)))
+    assert plain <= {"unfinished"}, "what is plain is taken"
+    with standing(road.node.clock):
+        road.node.turn()
+    if row == "store":
+        monkeypatch.setattr(fastpath, "MAX_ROWS", 0)
+    assert row in road.left_by(LEFT[row])
