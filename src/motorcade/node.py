@@ -189,14 +189,14 @@ class Node:
 
     def _keep_tidy(self, store: Store) -> None:
         options = self._loaded.config.store
-        keeper = Housekeeping(store, options.sweep_interval, options.sweep_budget)
-        self.control.store, self.control.housekeeping = store, keeper
+        housekeeping = Housekeeping(store, options.sweep_interval, options.sweep_budget)
+        self.control.store, self.control.housekeeping = store, housekeeping
         # What waits is what is told: not what plugins keep to be looked up.
         self.broker.stored = lambda: (
-            max(0, keeper.figures.entries - self.plugins.history()) if keeper.figures is not None else 0
+            max(0, housekeeping.figures.entries - self.plugins.history()) if housekeeping.figures is not None else 0
         )
-        keeper.on_expired = self.session_store.expired if self.session_store is not None else None
-        self.housekeeping = self.tasks.start(keeper.run, "store.housekeeping")
+        housekeeping.on_expired = self.session_store.expired if self.session_store is not None else None
+        self.housekeeping = self.tasks.start(housekeeping.run, "store.housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:
         """Make sessions durable, and bring back those that an earlier process has left."""

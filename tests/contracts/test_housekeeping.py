@@ -26,9 +26,9 @@ async def test_a_round_removes_what_has_expired_and_takes_the_figures(
     """In steps that keep to the budget."""
     await fill(store)
     now = NOW
-    keeper = Housekeeping(store, 10.0, 7, lambda: now)
+    housekeeping = Housekeeping(store, 10.0, 7, lambda: now)
     told: list[tuple[str, int]] = []
-    keeper.on_expired = told.extend
+    housekeeping.on_expired = told.extend
     steps: list[Swept] = []
     real = store.sweep
 
@@ -37,13 +37,13 @@ async def test_a_round_removes_what_has_expired_and_takes_the_figures(
         return steps[-1]
 
     monkeypatch.setattr(store, "sweep", watched)
-    await keeper.round()
-    assert (51, 50) == (keeper.figures.entries, keeper.figures.records)  # type: ignore[union-attr]
-    assert 0 == keeper.counters.removed
+    await housekeeping.round()
+    assert (51, 50) == (housekeeping.figures.entries, housekeeping.figures.records)  # type: ignore[union-attr]
+    assert 0 == housekeeping.counters.removed
     now = NOW + 3 * HOUR
-    await keeper.round()
-    assert (1, 0, 0) == (keeper.figures.entries, keeper.figures.records, keeper.figures.blobs)  # type: ignore[union-attr]
-    counters = keeper.counters
+    await housekeeping.round()
+    assert (1, 0, 0) == (housekeeping.figures.entries, housekeeping.figures.records, housekeeping.figures.blobs)  # type: ignore[union-attr]
+    counters = housekeeping.counters
     assert (2, 0, "", now) == (counters.rounds, counters.errors, counters.trouble, counters.ended_at)
     assert counters.removed == sum(step.removed for step in steps) >= 100
     assert counters.steps == len(steps) > 100 // 7
@@ -55,17 +55,17 @@ async def test_a_round_removes_what_has_expired_and_takes_the_figures(
 @local_clock
 async def test_a_budget_of_nothing_only_takes_figures(store: Store) -> None:
     await fill(store)
-    keeper = Housekeeping(store, 10.0, 0, lambda: NOW + 3 * HOUR)
-    await keeper.round()
-    assert 51 == keeper.figures.entries  # type: ignore[union-attr]
-    assert (1, 0, 0) == (keeper.counters.rounds, keeper.counters.steps, keeper.counters.removed)
+    housekeeping = Housekeeping(store, 10.0, 0, lambda: NOW + 3 * HOUR)
+    await housekeeping.round()
+    assert 51 == housekeeping.figures.entries  # type: ignore[union-attr]
+    assert (1, 0, 0) == (housekeeping.counters.rounds, housekeeping.counters.steps, housekeeping.counters.removed)
 
 
 @local_clock
 async def test_a_store_that_fails_is_asked_again_later_and_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = Housekeeping(store, 10.0, 100)
-    await keeper.round()
-    before = keeper.figures
+    housekeeping = Housekeeping(store, 10.0, 100)
+    await housekeeping.round()
+    before = housekeeping.figures
 
     async def full(now: float, budget: int, cursor: bytes = b"") -> Swept:
         raise StoreFullError("no room")
@@ -74,22 +74,22 @@ async def test_a_store_that_fails_is_asked_again_later_and_later(store: Store, m
         patched.setattr(store, "sweep", full)
         pauses = []
         for _ in range(8):
-            await keeper.round()
-            pauses.append(keeper.pause)
+            await housekeeping.round()
+            pauses.append(housekeeping.pause)
     assert [20.0, 40.0, 80.0, 160.0, LONGEST_PAUSE, LONGEST_PAUSE] == pauses[:6]
-    assert (8, "no room", before) == (keeper.counters.errors, keeper.counters.trouble, keeper.figures)
-    await keeper.round()
-    assert (10.0, "", 2) == (keeper.pause, keeper.counters.trouble, keeper.counters.rounds)
+    assert (8, "no room", before) == (housekeeping.counters.errors, housekeeping.counters.trouble, housekeeping.figures)
+    await housekeeping.round()
+    assert (10.0, "", 2) == (housekeeping.pause, housekeeping.counters.trouble, housekeeping.counters.rounds)
 
 
 async def test_it_goes_round_by_itself_and_survives_a_closed_store(engine: Engine) -> None:
     store = engine.make()
     await store.open()
-    keeper = Housekeeping(store, 0.0, 100)
-    running = asyncio.create_task(keeper.run())
+    housekeeping = Housekeeping(store, 0.0, 100)
+    running = asyncio.create_task(housekeeping.run())
 
     async def counters() -> tuple[int, int]:
-        return keeper.counters.rounds, keeper.counters.errors
+        return housekeeping.counters.rounds, housekeeping.counters.errors
 
     try:
         await eventually(counters, lambda found: found[0] >= 2)

@@ -27,8 +27,8 @@ CACHES = {
     "Notes._young": 40_000,  # rows that are put in place later
     "Notes._old": 40_000,
     "Notes._waiting": 40_000,
-    "Lately._young": 200_000,  # deliveries that have ended
-    "Lately._old": 200_000,
+    "RecentSet._young": 200_000,  # deliveries that have ended
+    "RecentSet._old": 200_000,
     'motorcade_table_entries{table="fanout_counted"}': 200_000,  # the same, as the node tells it
     'motorcade_table_entries{table="fanout_ended"}': 200_000,
     'motorcade_table_entries{table="access_failures"}': 200,

@@ -246,10 +246,10 @@ async def _offline(run: DemoRun) -> str:
     async with run.client("car-4", clean_start=True, properties=keep) as car:
         await car.subscribe((topic, 1))
     run.say("       car-4 subscribed and went offline")
-    async with run.client("fleet-desk") as desk:
+    async with run.client("fleet-backend") as backend:
         for command in ("unlock", "update maps"):
-            run.sends("fleet-desk", topic, command, "QoS 1")
-            await desk.publish(topic, command.encode(), 1)
+            run.sends("fleet-backend", topic, command, "QoS 1")
+            await backend.publish(topic, command.encode(), 1)
     async with run.client("car-4", clean_start=False, properties=Properties(session_expiry=0)) as car:
         run.say(f"       car-4 is back (session present: {'yes' if car.session_present else 'no'})")
         await run.takes("car-4", car, "unlock")
@@ -265,10 +265,10 @@ async def _killed(run: DemoRun) -> str:
     async with run.client("car-6", clean_start=True, properties=keep) as car:
         await car.subscribe((topic, 2))
     commands = ("lock", "route 7", "report")
-    async with run.client("fleet-desk") as desk:
+    async with run.client("fleet-backend") as backend:
         for qos, command in zip((1, 2, 1), commands, strict=True):
-            run.sends("fleet-desk", topic, command, f"QoS {qos}, acknowledged")
-            await desk.publish(topic, command.encode(), qos)
+            run.sends("fleet-backend", topic, command, f"QoS {qos}, acknowledged")
+            await backend.publish(topic, command.encode(), qos)
     assert run.node is not None  # noqa: S101 - it has served the scenes before
     await run.node.kill()
     run.say("       kill -9, and a new start:")
@@ -298,19 +298,19 @@ async def _sources(run: DemoRun) -> str:
 
 
 async def _compacted(run: DemoRun) -> str:
-    async def append(desk: Client, *values: tuple[str, str]) -> None:
+    async def append(backend: Client, *values: tuple[str, str]) -> None:
         for key, value in values:
-            run.sends("fleet-desk", f"$ECQ/w/car-8/{key}", value, "QoS 1")
-            await desk.publish(f"$ECQ/w/car-8/{key}", value.encode(), 1)
+            run.sends("fleet-backend", f"$ECQ/w/car-8/{key}", value, "QoS 1")
+            await backend.publish(f"$ECQ/w/car-8/{key}", value.encode(), 1)
 
-    async with run.client("fleet-desk") as desk:
-        await append(desk, ("door", "open"), ("fuel", "31 %"), ("door", "shut"))
+    async with run.client("fleet-backend") as backend:
+        await append(backend, ("door", "open"), ("fuel", "31 %"), ("door", "shut"))
         async with run.client("car-8") as car:
             run.say("       car-8 wakes up: of each key the last value")
             await car.subscribe(("$ECQ/car-8/#", 1))
             await run.takes("car-8", car, "31 %")
             await run.takes("car-8", car, "shut")
-        await append(desk, ("lights", "on"))
+        await append(backend, ("lights", "on"))
         async with run.client("car-8") as car:
             run.say("       car-8 comes again, and gets what it has not had")
             await car.subscribe(("$ECQ/car-8/#", 1))
@@ -331,18 +331,18 @@ async def _fanout(run: DemoRun) -> str:
     told: list[Properties] = []
     ended: list[State] = []
     async with contextlib.AsyncExitStack() as scene:
-        desk = await scene.enter_async_context(run.client("fleet-desk"))
-        await desk.subscribe(("$SDV-FANOUT/receipt/#", 1))
+        backend = await scene.enter_async_context(run.client("fleet-backend"))
+        await backend.subscribe(("$SDV-FANOUT/receipt/#", 1))
         awake = [await scene.enter_async_context(run.client(vin)) for vin in vins[:2]]
         for vin, car in zip(vins, awake, strict=False):
             await car.subscribe((f"agent/{vin}/proxy/request/+", 1))
         batch = json.dumps({"ids": vins, "request_id": "task_ota_1", "data": "update 4.2"})
-        run.sends("fleet-desk", "$SDV-FANOUT", "update 4.2", f"for {len(vins)} vehicles, one of them away")
-        sent = await desk.send("$SDV-FANOUT", batch.encode(), 1, told=told.append)
+        run.sends("fleet-backend", "$SDV-FANOUT", "update 4.2", f"for {len(vins)} vehicles, one of them away")
+        sent = await backend.send("$SDV-FANOUT", batch.encode(), 1, told=told.append)
         if sent is not None:
             await sent
         accepted = dict(told[0].user_properties).get("accepted") if told else None
-        run.say(f"  fleet-desk is told: {accepted} accepted")
+        run.say(f"  fleet-backend is told: {accepted} accepted")
         for vin, car in zip(vins, awake, strict=False):
             await run.takes(vin[-6:], car, "update 4.2")
         late = await scene.enter_async_context(run.client(vins[2]))
@@ -352,7 +352,7 @@ async def _fanout(run: DemoRun) -> str:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 while ended.count(State.ACKED) < len(vins):
-                    ended.append(decode((await anext(desk)).payload).state)
+                    ended.append(decode((await anext(backend)).payload).state)
     for state in (State.ACCEPTED, State.SENT, State.ACKED):
         if ended.count(state) != len(vins):
             raise SceneError(f"there are {ended.count(state)} receipts `{state}` for {len(vins)} vehicles")
@@ -421,17 +421,17 @@ async def _paho(run: DemoRun) -> str:
     thread = threading.Thread(target=other.loop_forever, name="paho", daemon=True)
     thread.start()
     try:
-        async with asyncio.timeout(_PATIENCE), run.client("fleet-desk") as desk:
+        async with asyncio.timeout(_PATIENCE), run.client("fleet-backend") as backend:
             await subscribed.wait()
-            await desk.subscribe(("vehicles/paho/answer", 2))
-            run.sends("fleet-desk", "vehicles/paho/ask", "ready?", "QoS 2")
-            await desk.publish("vehicles/paho/ask", b"ready?", 2)
+            await backend.subscribe(("vehicles/paho/answer", 2))
+            run.sends("fleet-backend", "vehicles/paho/ask", "ready?", "QoS 2")
+            await backend.publish("vehicles/paho/ask", b"ready?", 2)
             question = await got.get()
             run.say(f"{'paho':>12} ◀── vehicles/paho/ask  {question!r}")
             run.messages += 1
             run.sends("paho", "vehicles/paho/answer", "yes", "QoS 2")
             other.publish("vehicles/paho/answer", b"yes", qos=2)
-            await run.takes("fleet-desk", desk, "yes")
+            await run.takes("fleet-backend", backend, "yes")
     except TimeoutError:
         raise SceneError("paho-mqtt and the node did not understand each other") from None
     finally:

@@ -89,19 +89,19 @@ async def test_who_is_known_behind_the_same_gateway_gets_in(node: Node, work: li
     assert "CONNECTION_RATE_EXCEEDED" == last.reason.name
 
 
-async def test_lanes_take_turns_and_the_longest_gives_way() -> None:
+async def test_flows_take_turns_and_the_longest_gives_way() -> None:
     queue = FairQueue(at_once=1, max_waiting=4)
     order: list[str] = []
 
-    async def ask(lane: str) -> bool:
-        if not await queue.enter(lane):
+    async def ask(flow: str) -> bool:
+        if not await queue.enter(flow):
             return False
-        order.append(lane)
+        order.append(flow)
         await asyncio.sleep(0)
         queue.leave()
         return True
 
-    tasks = [asyncio.create_task(ask(lane)) for lane in "aaaaaaabbc"]
+    tasks = [asyncio.create_task(ask(flow)) for flow in "aaaaaaabbc"]
     assert [True] * 2 + [False] * 5 + [True] * 3 == [await task for task in tasks]
     assert ["a", "a", "b", "c", "b"] == order
     assert (0, 0) == (queue.running, queue.waiting)

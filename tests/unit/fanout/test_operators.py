@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import pytest
 
-from motorcade.core.lately import Lately
 from motorcade.core.receipt import LATE_ACK, State
+from motorcade.core.recent import RecentSet
 from motorcade.mqtt.packets import Publish
 from motorcade.plugins.fanout.record import BatchRecord, DataRecord, decode_batch, decode_data, encode
 from motorcade.plugins.fanout.tables import BATCHES, DATA, STATE, TRIGGER, UNSWEPT
@@ -83,7 +83,7 @@ def test_a_late_answer_is_told_however_much_has_ended_since(world: Machine) -> N
     world.connect(subscribes=True)
     for _ in range(2):
         world.publish()
-    world.plugin.table.ended = Lately(1)  # others have taken its place
+    world.plugin.table.ended = RecentSet(1)  # others have taken its place
     world.answer()
     assert [LATE_ACK] == [receipt.reason for receipt in world.receipts() if receipt.reason == LATE_ACK]
 

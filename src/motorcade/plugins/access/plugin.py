@@ -140,9 +140,9 @@ class AccessPlugin(Plugin):
         ):
             return self._answer_blocked(client, credentials, chain, self.context.hub.wall())
         # A name that has got in from this address before does not wait behind what else comes from there.
-        lane = f"{network_of(client.host)} {name}" if known else network_of(client.host)
+        flow = f"{network_of(client.host)} {name}" if known else network_of(client.host)
         for backend in chain:
-            answer = await self._ask(backend, client, credentials, self.context.hub.wall(), lane)
+            answer = await self._ask(backend, client, credentials, self.context.hub.wall(), flow)
             if isinstance(answer, Deny):
                 return await self._refuse(client, answer, backend.name)
             if answer is not None:
@@ -160,11 +160,11 @@ class AccessPlugin(Plugin):
         return self._undecided(client, credentials, so_far)
 
     async def _ask(
-        self, backend: Backend, client: ClientInfo, credentials: Credentials, now: float, lane: str
+        self, backend: Backend, client: ClientInfo, credentials: Credentials, now: float, flow: str
     ) -> Accepted | Deny | None:
         try:
             async with asyncio.timeout(self.config.timeout):
-                return await backend.check(client, credentials, now, lane)
+                return await backend.check(client, credentials, now, flow)
         except TimeoutError:
             return Deny(ReasonCode.SERVER_BUSY, "the log-in took too long")
 

@@ -28,8 +28,8 @@ from typing import Final, cast
 import msgspec
 
 from motorcade.core import receipt as receipts
-from motorcade.core.lately import Lately
 from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State
+from motorcade.core.recent import RecentSet
 from motorcade.core.record import RecordError
 from motorcade.core.record import decode as decode_record
 from motorcade.extension.plugin import Context
@@ -147,7 +147,7 @@ class RequestCounters:
         self.open = 0  #: deliveries that are known to have been sent
         self._dirty: dict[str, None] = {}  # requests whose tally has changed since it was stored
         self._gone: dict[str, None] = {}  # requests whose record is to be deleted
-        self._known: Lately[str] = Lately(MAX_KNOWN)  # deliveries that have ended; with "+": accepted (rule 4)
+        self._known: RecentSet[str] = RecentSet(MAX_KNOWN)  # deliveries that have ended; with "+": accepted (rule 4)
         self._ended: list[str] = []  # delivery ids of final receipts that were read
         self._ready = asyncio.Event()  # not set: the stream is read up to `_end`
         self._end = 0

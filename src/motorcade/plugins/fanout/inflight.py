@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Final
 
-from motorcade.core.lately import Lately
 from motorcade.core.message import Message
 from motorcade.core.receipt import State
+from motorcade.core.recent import RecentSet
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.record import EntryRecord, RequestRecord
 from motorcade.plugins.fanout.triggers import Triggers
@@ -91,7 +91,7 @@ class InflightTable:
         self.sources = triggers.sources  #: by VIN: vehicles that are connected and subscribed
         self.drained: set[str] = set()  #: of these, those with nothing pending but what is in flight
         self.requests: dict[str, RequestRecord] = {}  #: those that are, or were, paused or cancelled
-        self.ended: Lately[tuple[str, int]] = Lately(MAX_ENDED)  #: (VIN, position) (rule 2)
+        self.ended: RecentSet[tuple[str, int]] = RecentSet(MAX_ENDED)  #: (VIN, position) (rule 2)
         self.attempts: OrderedDict[tuple[str, int], int] = OrderedDict()  #: of what was released, lately
         self.cancels = 0  #: cancellations, since the start
         self.deciding = asyncio.Lock()  #: held while a record of `requests` is replaced: none is made from an older one

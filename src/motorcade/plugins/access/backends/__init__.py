@@ -35,8 +35,8 @@ class Backend(Protocol):
 
     name: str
 
-    async def check(self, client: ClientInfo, credentials: Credentials, now: float, lane: str = "") -> Answer:
-        """Decide, or pass on with None. `now` in seconds since the epoch; work is queued fairly by `lane`."""
+    async def check(self, client: ClientInfo, credentials: Credentials, now: float, flow: str = "") -> Answer:
+        """Decide, or pass on with None. `now` in seconds since the epoch; work is queued fairly by `flow`."""
 
     def remembered(self, client: ClientInfo, credentials: Credentials, now: float) -> Accepted | None:
         """The answer to the same credentials a short while ago, if they were accepted; takes no time."""

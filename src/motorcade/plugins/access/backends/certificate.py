@@ -16,7 +16,7 @@ class CertificateBackend:
         self.name = "client certificate"
         self._config = config
 
-    async def check(self, client: ClientInfo, credentials: Credentials, now: float, lane: str = "") -> Answer:  # noqa: ARG002
+    async def check(self, client: ClientInfo, credentials: Credentials, now: float, flow: str = "") -> Answer:  # noqa: ARG002
         certificate = client.certificate
         if certificate is None or credentials.method is not None:
             return None

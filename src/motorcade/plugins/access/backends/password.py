@@ -32,7 +32,7 @@ class PasswordBackend:
         self._queue = FairQueue(config.workers, config.max_waiting)
         self._cache: SuccessCache[Accepted] = SuccessCache(config.cache_seconds, config.cache_size)
 
-    async def check(self, client: ClientInfo, credentials: Credentials, now: float, lane: str = "") -> Answer:
+    async def check(self, client: ClientInfo, credentials: Credentials, now: float, flow: str = "") -> Answer:
         username, password = client.username, credentials.password
         if not username or password is None or credentials.method is not None:
             return None
@@ -42,7 +42,7 @@ class PasswordBackend:
         if len(password) > MAX_PASSWORD:
             return Deny()
         stored, own = self._file.stored(username)
-        if not await self._queue.enter(lane):
+        if not await self._queue.enter(flow):
             return Deny(ReasonCode.SERVER_BUSY, "too many log-ins at once")
         try:
             checking = asyncio.get_running_loop().run_in_executor(self._threads, stored.verify, password)

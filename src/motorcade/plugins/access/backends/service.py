@@ -66,13 +66,13 @@ class ServiceBackend:
         if url.scheme not in ("http", "https") or not url.host:
             raise AccessFileError(f"authentication by http: expected an http:// or https:// URL, found {config.url!r}")
 
-    async def check(self, client: ClientInfo, credentials: Credentials, now: float, lane: str = "") -> Answer:
+    async def check(self, client: ClientInfo, credentials: Credentials, now: float, flow: str = "") -> Answer:
         if credentials.method is not None:
             return None
         known = self.remembered(client, credentials, now)
         if known is not None:
             return known
-        if not await self._queue.enter(lane):
+        if not await self._queue.enter(flow):
             return Deny(ReasonCode.SERVER_BUSY, "too many log-ins at once")
         try:
             async with asyncio.timeout(self._config.timeout):

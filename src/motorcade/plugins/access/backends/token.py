@@ -40,7 +40,7 @@ class TokenBackend:
         # Only text is ever compared with these; PyJWT would also insist on types we do not look at.
         self._options |= {"verify_sub": False, "verify_jti": False}
 
-    async def check(self, client: ClientInfo, credentials: Credentials, now: float, lane: str = "") -> Answer:  # noqa: ARG002
+    async def check(self, client: ClientInfo, credentials: Credentials, now: float, flow: str = "") -> Answer:  # noqa: ARG002
         token = self._shown(client, credentials)
         if token is None or token.count(".") != 2 or len(token) > MAX_TOKEN:
             return None

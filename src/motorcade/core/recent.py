@@ -1,4 +1,4 @@
-"""What happened lately: a memory of at least the last so many keys, at a cost that does not grow with it.
+"""The keys of the recent past: at least the last so many, at a cost that does not grow with them.
 
 Two sets take turns: new keys go into the younger one, and when that is full the older one is forgotten as a whole. So
 between `least` and twice as many are remembered. (A dict from which the first key is deleted for each new one walks
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class Lately(Generic[K]):
+class RecentSet(Generic[K]):
     """The last keys that were added."""
 
     __slots__ = ("_least", "_old", "_young")
