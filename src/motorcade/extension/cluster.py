@@ -1,0 +1,122 @@
+"""The other members of a cluster, as broker and plugins see them.
+
+    member     a running node; its number is new at every start, its id is `NAME~NUMBER`
+    peer       another member, with the link to it
+    tell       an item on the link: numbered, in order, sent again after a break, lost only with its member
+    ask        a question to one member, with an answer or an error
+    note       what a batch tells all members, in the feed of the cell it writes (`storage.ports.Batch.note`)
+
+Rule 1: items of one peer come in the order in which they were sent. A handler must not wait, and must not raise.
+Rule 2: a note is handled once, in the order of its feed. If notes are missing, the feature reads that cell again
+        (`reload`), and goes on with what came after.
+Rule 3: a new incarnation of a member begins with nothing: what the one before has told is void.
+Rule 4: names of items, questions and notes are part of what members of two versions say to each other. A name is
+        never used again for something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Protocol
+
+from motorcade.commit import Commit
+
+
+class MemberState(StrEnum):
+    """A member, as the store knows it."""
+
+    JOINING = auto()  #: it reads what the others share; it serves no client yet
+    LIVE = auto()
+    LEAVING = auto()  #: it takes no new clients and sends its own away
+    CONDEMNED = auto()  #: another member has found it dead; its right to write is being taken
+    FENCED = auto()  #: nothing that it still sends is stored; its clients are being taken care of
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A member at one moment."""
+
+    id: str
+    name: str
+    number: int
+    state: MemberState
+    address: str  #: of its links
+    since: float  #: when it joined, seconds since the epoch
+    software: str
+    linked: bool  #: the link between it and this member is open
+    round_trip: float = 0.0  #: seconds, of the last ping
+
+
+class Peer(Protocol):
+    """Another member that is alive, and what is sent to it."""
+
+    @property
+    def id(self) -> str:
+        """The id of the member."""
+
+    @property
+    def full(self) -> bool:
+        """Return True while as much waits for it as may: droppable items are dropped, and publishers pause."""
+
+    def send(self, kind: str, body: bytes, *, droppable: bool = False) -> None:
+        """Send an item; `droppable`: not if the link is full (counted)."""
+
+    def confirm(self) -> Commit[None]:
+        """Return the commit of all that was sent so far: the peer has taken it over, or it is dead, or patience ends.
+
+        It never fails: a peer that is slow must not stop the publishers of all others.
+        """
+
+    def room(self) -> Commit[None]:
+        """Return a commit that is done when the link is no longer full."""
+
+
+ItemHandler = Callable[[Peer, bytes], None]
+AskHandler = Callable[[str, bytes], Awaitable[bytes]]  #: id of the member that asks, and the question
+NoteHandler = Callable[[int, int, bytes], None]  #: feed, number of the note, what it says
+Reload = Callable[[int], Awaitable[None]]  #: read everything of a cell again, by the number of its feed
+
+
+class AskError(Exception):
+    """A question was not answered: the member is gone, silent, or refuses."""
+
+
+class Cluster(Protocol):
+    """The cluster that this node is a member of."""
+
+    @property
+    def me(self) -> str:
+        """The id of this member."""
+
+    @property
+    def peers(self) -> Sequence[Peer]:
+        """The other members that are alive."""
+
+    def peer(self, member: str) -> Peer | None:
+        """Return a peer by its id; None if it is not alive, or is this member."""
+
+    def members(self) -> Sequence[MemberView]:
+        """Return all members, this one first."""
+
+    def on_item(self, kind: str, handler: ItemHandler) -> None:
+        """Handle items of a kind."""
+
+    def on_ask(self, noun: str, handler: AskHandler) -> None:
+        """Answer questions."""
+
+    async def ask(self, member: str, noun: str, body: bytes = b"", *, patience: float = 5.0) -> bytes:
+        """Ask a member; `AskError` if there is no answer in time, or the member refuses."""
+
+    def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> None:
+        """Handle notes whose data begins with a code of one letter; the handler gets what is behind it."""
+
+    def synced(self, feed: int, number: int) -> Commit[None]:
+        """Return a commit that is done when every member has handled a note, or cannot acknowledge without it."""
+
+    def on_change(self, told: Callable[[], None]) -> None:
+        """Be told when members have come or gone."""
+
+    def is_steward(self, feed: int) -> bool:
+        """Return True if this member keeps a cell in order."""
