@@ -22,6 +22,7 @@ from enum import StrEnum, auto
 from typing import Protocol
 
 from motorcade.commit import Commit
+from motorcade.core.errors import MotorcadeError
 
 
 class MemberState(StrEnum):
@@ -79,7 +80,7 @@ NoteHandler = Callable[[int, int, bytes], None]  #: feed, number of the note, wh
 Reload = Callable[[int], Awaitable[None]]  #: read everything of a cell again, by the number of its feed
 
 
-class AskError(Exception):
+class AskError(MotorcadeError):
     """A question was not answered: the member is gone, silent, or refuses."""
 
 
@@ -111,6 +112,19 @@ class Cluster(Protocol):
 
     def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> None:
         """Handle notes whose data begins with a code of one letter; the handler gets what is behind it."""
+
+    @property
+    def holds(self) -> bool:
+        """Return True while routes may be relied on: no member can have granted what is not known here (view lease)."""
+
+    def again(self) -> Commit[None]:
+        """Return a commit that is done when `holds` is True again."""
+
+    def known(self) -> Commit[None]:
+        """Return a commit that is done when all peers know what they were told, or cannot acknowledge without it.
+
+        For interest in live messages; SUBACK and UNSUBACK wait for it. `synced` is the same for notes.
+        """
 
     def synced(self, feed: int, number: int) -> Commit[None]:
         """Return a commit that is done when every member has handled a note, or cannot acknowledge without it."""
