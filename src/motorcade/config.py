@@ -92,7 +92,7 @@ class WssOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ListenersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where clients may connect."""
+    """The listeners for clients."""
 
     tcp: TcpOptions = TcpOptions()
     tls: TlsOptions = TlsOptions()
@@ -125,7 +125,7 @@ class DataOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where what must outlive a connection is kept."""
+    """The store for what must outlive a connection."""
 
     url: str = "rocksdb://"  #: `rocksdb://[DIR]`, `redis://HOST:PORT`, `redis+cluster://HOST:PORT` or `memory://`
     durability: Literal["fast", "safe", "strict"] = "safe"  #: what an acknowledged write survives: docs/durability.md
@@ -173,7 +173,7 @@ Path_ = tuple[str, ...]
 
 
 class ListenAddress(NamedTuple):
-    """Where to listen. An empty host is every interface; port 0 lets the system choose."""
+    """The address of a listener. An empty host is every interface; port 0 lets the system choose."""
 
     host: str
     port: int
@@ -209,7 +209,7 @@ class LoadedConfig:
     _overrides: Mapping[str, object] = field(repr=False)
 
     def origin(self, key: str) -> str:
-        """Where the value of `session.window` came from: default, file, environment or command line."""
+        """Return the origin of the value of `session.window`: default, file, environment or command line."""
         wanted = tuple(key.split("."))
         if wanted in self.leaves:
             return self.leaves[wanted].origin
@@ -217,7 +217,7 @@ class LoadedConfig:
         return ", ".join(sorted(below)) or DEFAULT
 
     def entries(self) -> Iterator[tuple[str, object, str]]:
-        """Every key with its value and origin, secrets hidden."""
+        """Yield every key with its value and origin, secrets hidden."""
         for path, value in _flatten(msgspec.to_builtins(self.config), ()):
             leaf = self.leaves.get(path)
             shown = leaf.reference if leaf is not None and leaf.reference else _hide(path, value)
@@ -247,13 +247,13 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
 
 
 def addresses(bind: Bind) -> list[ListenAddress]:
-    """What `bind` says; empty for `off`. Raises `ConfigError`."""
+    """Return the addresses in `bind`; none for `off`. Raises `ConfigError`."""
     texts = (bind,) if isinstance(bind, str) else bind
     return [parse_address(text) for text in texts if text != OFF]
 
 
 def parse_address(text: str) -> ListenAddress:
-    """`HOST:PORT`, `[IPV6]:PORT` or `*:PORT`."""
+    """Parse `HOST:PORT`, `[IPV6]:PORT` or `*:PORT`."""
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})", text.strip())
     if match is None or int(match["port"]) > 65535:
         raise ConfigError(f"{text!r} is not an address; write HOST:PORT, [IPV6]:PORT, *:PORT or off")
@@ -262,7 +262,7 @@ def parse_address(text: str) -> ListenAddress:
 
 
 def plugins_to_load(config: Config) -> list[PluginSetting]:
-    """The plugins of this configuration in the order of loading: access, the built-in ones, then as in the file."""
+    """Return the plugins of this configuration in loading order: access, the built-in ones, then as in the file."""
     names = [name for name in (FIRST_PLUGIN,) if name in config.plugins]
     names += [name for name in (*DEFAULT_PLUGINS, *config.plugins) if name not in names]
     settings = []
@@ -277,7 +277,7 @@ def plugins_to_load(config: Config) -> list[PluginSetting]:
 def check_plugins(loaded: LoadedConfig) -> None:
     """Check the tables of installed plugins against their own records, so that errors name the line.
 
-    A plugin with a `path` is not imported here: looking at a configuration must not run somebody's file.
+    A plugin with a `path` is not imported here: looking at a configuration must not run the plugin's code.
     """
     installed = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     for name, path, table in plugins_to_load(loaded.config):
@@ -298,7 +298,7 @@ def check_plugins(loaded: LoadedConfig) -> None:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """The dotted keys whose values differ."""
+    """Return the dotted keys whose values differ."""
     before = dict(_flatten(msgspec.to_builtins(old), ()))
     after = dict(_flatten(msgspec.to_builtins(new), ()))
     return sorted(_dotted(key) for key in before.keys() | after.keys() if before.get(key) != after.get(key))
@@ -327,7 +327,7 @@ def _from_file(path: Path | None) -> dict[Path_, _Value]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[Path_, _Value]:
-    """Variables `MOTORCADE_A__B__C`. `MOTORCADE_CONFIG` and the like have no `__`, so they are no keys."""
+    """Read variables `MOTORCADE_A__B__C`. `MOTORCADE_CONFIG` and the like have no `__`, so they are no keys."""
     leaves: dict[Path_, _Value] = {}
     for name in sorted(environ):
         if not name.startswith(PREFIX) or "__" not in name:
@@ -342,7 +342,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[Path_, _Value]:
 
 
 def _parse_value(text: str) -> object:
-    """A TOML value if it is one, else the text itself."""
+    """Return the text as a TOML value if it is one, else the text itself."""
     try:
         tree = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -358,7 +358,7 @@ def _from_command_line(overrides: Mapping[str, object]) -> dict[Path_, _Value]:
 
 
 def _lay_over(leaves: dict[Path_, _Value], layer: dict[Path_, _Value]) -> None:
-    """Later wins, leaf by leaf; a value also replaces a table of the same name, and the other way round."""
+    """Lay a layer over others: later wins, leaf by leaf; a value also replaces a table of its name, and vice versa."""
     for key in layer:
         for other in [o for o in leaves if o[: len(key)] == key or key[: len(o)] == o]:
             if other not in layer:
@@ -389,7 +389,7 @@ def _flatten(tree: object, prefix: Path_) -> Iterator[tuple[Path_, object]]:
 
 
 def _check_section(record: type[msgspec.Struct], section: Path_, leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
-    """The tree below `section`, checked against a record; `ConfigError` names the first wrong key."""
+    """Return the tree below `section`, checked against a record; `ConfigError` names the first wrong key."""
     fields = {info.encode_name: info.type for info in msgspec.structs.fields(record)}
     depth = len(section)
     result: dict[str, Any] = {}
@@ -436,7 +436,7 @@ def _named_tables(kind: object) -> _NamedTables | None:
 
 
 def _check_tables(named: _NamedTables, section: Path_, leaves: Mapping[Path_, _Value]) -> dict[str, Any]:
-    """The tables below `section`, each checked for itself."""
+    """Return the tables below `section`, each checked for itself."""
     depth = len(section)
     result: dict[str, Any] = {}
     for key, leaf in leaves.items():
@@ -468,7 +468,7 @@ def _check_key(kind: object, name: str, origin: str, section: Path_) -> None:
 def _whole(
     record: type[msgspec.Struct], checked: dict[str, Any], section: Path_, leaves: Mapping[Path_, _Value]
 ) -> dict[str, Any]:
-    """Values that are right one by one: whether all that must be there are, and whether they go together.
+    """Return values that are right one by one; check that all that must be there are, and that they go together.
 
     Records say what is wrong as `KEY: problem` or, of a named table in them, `NOUN 'NAME': KEY: problem`; both tell
     the line.
@@ -486,7 +486,7 @@ def _whole(
 
 
 def _taken_apart(problem: str, record: type[msgspec.Struct], checked: Mapping[str, Any]) -> tuple[Path_, str]:
-    """The named table that a problem is about, if it is, and the rest of the words."""
+    """Return the named table that a problem is about, if there is one, and the rest of the words."""
     table = re.match(r"\w+ '([^']+)': (.*)", problem)
     for info in msgspec.structs.fields(record):
         if table and _named_tables(info.type) and table[1] in checked.get(info.encode_name, {}):
@@ -536,7 +536,7 @@ def _convert(leaf: _Value, kind: object, key: Path_) -> object:
 
 
 def _where(leaves: Mapping[Path_, _Value], key: Path_) -> str:
-    """Where a value comes from, or a section: the line of its header, if it has one."""
+    """Return the origin of a value, or of a section: the line of its header, if it has one."""
     for path, leaf in leaves.items():
         if path[: len(key)] == key:
             return leaf.sections.get(key, leaf.origin)
@@ -575,7 +575,7 @@ def _out_of_range(config: Config) -> Iterator[tuple[Path_, str]]:
 
 
 def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
-    """Values that have the right type and still make no sense."""
+    """Yield values that have the right type and still make no sense."""
     yield from _out_of_range(config)
     listeners = config.listeners
     for name, bind in (
@@ -616,7 +616,7 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
 
 
 def _guarded(http: HttpOptions) -> bool:
-    """Whether the port may be reached from other machines."""
+    """Return True if the port may be reached from other machines."""
     return bool(http.token) and http.require_token
 
 
@@ -628,7 +628,7 @@ def _is_loopback(address: ListenAddress) -> bool:
 
 
 def _hide(path: Path_, value: object) -> object:
-    """A value as it may be shown: nothing below a name that sounds like a secret, no passwords in URLs."""
+    """Return a value as it may be shown: nothing below a name that sounds like a secret, no passwords in URLs."""
     if isinstance(value, dict):
         return {key: _hide((*path, key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -649,7 +649,7 @@ _MULTILINE = re.compile(r'"""|\'\'\'')
 
 
 def _key_lines(text: str) -> dict[Path_, int]:
-    """Line (from 1) of every section header and every key, found by reading the text; tomllib keeps no positions."""
+    """Find the line (from 1) of every section header and key by reading the text; tomllib keeps no positions."""
     lines: dict[Path_, int] = {}
     section: Path_ = ()
     inside: str | None = None  # the quotes of a string that goes on over lines
@@ -673,12 +673,12 @@ def _split_key(text: str) -> Path_:
 
 
 def _dotted(key: Path_) -> str:
-    """A key as TOML writes it: a part that is not bare stands in quotes."""
+    """Return a key as TOML writes it: a part that is not bare stands in quotes."""
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part) for part in key)
 
 
 def _line_of(key: Path_, lines: Mapping[Path_, int]) -> int:
-    """The line of the key, or of the inline table or section that it stands in."""
+    """Return the line of the key, or of the inline table or section that it stands in."""
     for end in range(len(key), 0, -1):
         if key[:end] in lines:
             return lines[key[:end]]
@@ -689,7 +689,7 @@ def _line_of(key: Path_, lines: Mapping[Path_, int]) -> int:
 
 
 def reference() -> str:
-    """The page docs/configuration.md: every section, key, type, default and comment."""
+    """Return the page docs/configuration.md: every section, key, type, default and comment."""
     parts = [_REFERENCE_HEAD]
     for section, record in _sections(Config, ()):
         parts += _described(section, record)
@@ -716,7 +716,7 @@ def _described(section: Path_, record: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def _plugin_sections() -> Iterator[tuple[Path_, type[msgspec.Struct]]]:
-    """Of plugins that are always there; those of named tables follow the section they stand in."""
+    """Yield the sections of plugins that are always there; those of named tables follow their section."""
     installed = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     for plugin in DEFAULT_PLUGINS:
         record: type[msgspec.Struct] = installed[plugin].load().Config
@@ -736,7 +736,7 @@ def _sections(record: type[msgspec.Struct], prefix: Path_) -> Iterator[tuple[Pat
 
 
 def _comments(record: type[msgspec.Struct]) -> dict[str, str]:
-    """The `#:` comment of each field: at the end of its line, on the lines before, or within its parentheses."""
+    """Return the `#:` comment of each field: at the end of its line, on the lines before, or within its parentheses."""
     comments: dict[str, str] = {}
     before: list[str] = []
     opened = ""  # the field whose default goes on over lines
@@ -776,7 +776,7 @@ def _type_name(kind: object) -> str:
 
 
 def toml(value: object) -> str:
-    """A value as TOML writes it."""
+    """Return a value as TOML writes it."""
     match value:
         case bool():
             return str(value).lower()

@@ -13,7 +13,7 @@ import msgspec
 
 
 class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one session may hold."""
+    """The limits of one session."""
 
     window: int = 32  #: messages sent but not acknowledged; the client's receive maximum may lower it
     queue: int = 1000  #: messages waiting; when full, the oldest QoS 0 message goes first, else the oldest
@@ -32,7 +32,7 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one connection, and all together, may do."""
+    """The limits of one connection, and of all together."""
 
     max_packet_size: int = 1024 * 1024  #: bytes, both ways; announced in CONNACK
     max_connect_size: int = 16 * 1024  #: bytes of the CONNECT packet, before anybody is let in
@@ -113,7 +113,7 @@ class LogLimit:
         self.left_out = 0  #: lines since `over`
 
     def admits(self, now: float) -> bool:
-        """Whether one more line may be written; else it is counted."""
+        """Return True if one more line may be written; else count it."""
         if now - self._began > self._window and not self.left_out:
             self._began, self._lines = now, 0
         if self._lines >= self._most:
@@ -123,7 +123,7 @@ class LogLimit:
         return True
 
     def over(self, now: float) -> int:
-        """Lines that were left out, if the window is over; a new one begins."""
+        """Return how many lines were left out, if the window is over, and begin a new one."""
         if not self.left_out or now - self._began <= self._window:
             return 0
         left_out, self.left_out = self.left_out, 0
@@ -141,7 +141,7 @@ class Networks:
         self._deny = tuple(ip_network(text, strict=False) for text in deny)
 
     def admits(self, host: str) -> bool:
-        """Whether a peer of this address may connect."""
+        """Return True if a peer of this address may connect."""
         if not self._allow and not self._deny:
             return True
         try:
@@ -179,7 +179,7 @@ class Flapping:
         return len(self._seen) + len(self._older) + len(self._banned)
 
     def banned(self, name: str, now: float) -> bool:
-        """Whether a name may not connect now."""
+        """Return True if a name may not connect now."""
         until = self._banned.get(name)
         if until is None:
             return False

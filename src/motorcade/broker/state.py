@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BrokerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the broker says about itself."""
+    """The options of the broker itself."""
 
     node: str = ""  #: name of this node; empty takes the machine's name
     server_reference: str = ""  #: where clients should go instead when this node shuts down (MQTT 5)
@@ -54,11 +54,11 @@ class BrokerState:
         self.connect_bucket = LeakyBucket(limits.connect_rate, limits.connect_burst, now)
         self.networks = Networks(limits.allow, limits.deny)
         self.flapping = Flapping(limits.flapping_count, limits.flapping_window, limits.flapping_ban)
-        self.draining = False  #: shutting down: nobody new is let in
+        self.draining = False  #: shutting down: no new client is let in
         self.connections = 0  #: network connections now, whether a client is let in or not
         self.full = False  #: above `limits.max_memory`: nothing new is taken
-        self.observed = False  #: somebody listens to every delivery: the fast path hands all messages to the channel
-        self.retains = False  #: somebody keeps retained messages
+        self.observed = False  #: a hook observes every delivery: the fast path hands all messages to the channel
+        self.retains = False  #: a plugin keeps retained messages
         self.store: SessionStore | None = None  #: makes sessions durable; None: they end with the node
         hooks.on_change(self._look_at_hooks)
         self._look_at_hooks()

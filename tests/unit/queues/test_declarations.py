@@ -25,7 +25,7 @@ def test_options_that_cannot_be() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"topics": ["a/#/b"]}, "topics: 'a/#/b'"),
         ({"topics": [""]}, "topics: ''"),
-        ({"topics": ["$queue/x"]}, "topics: '$queue/x': nobody publishes there"),
+        ({"topics": ["$queue/x"]}, "topics: '$queue/x': no message is published there"),
         ({"topics": ["$share/g/x"]}, "topics: '$share/g/x'"),
         ({"topics": [f"a/{number}" for number in range(101)]}, "topics: 101 filters are more than 100"),
         ({"kind": "other"}, "kind"),

@@ -193,8 +193,8 @@ def test_readers_are_shown_with_their_lag() -> None:
 def test_options_are_checked() -> None:
     for given, says in [
         ({"topics": ["a/#/b"]}, "topics: 'a/#/b'"),
-        ({"topics": ["$share/g/a"]}, "nobody publishes there"),
-        ({"topics": ["$stream/x"]}, "nobody publishes there"),
+        ({"topics": ["$share/g/a"]}, "no message is published there"),
+        ({"topics": ["$stream/x"]}, "no message is published there"),
         ({"topics": [""]}, "topics: ''"),
         ({"retention": -1}, "retention"),
         ({"max_bytes": -1}, "max_bytes"),

@@ -23,7 +23,7 @@ class Load:
         self._averages = [0.0 for _ in PERIODS]
 
     def observe(self, count: float, elapsed: float) -> None:
-        """The counter now, `elapsed` seconds after the last look. The first look only remembers it."""
+        """Take the counter now, `elapsed` seconds after the last look. The first look only remembers it."""
         last, self._last = self._last, count
         if last is None or elapsed <= 0:
             return
@@ -33,5 +33,5 @@ class Load:
             self._averages[index] = rate + keep * (self._averages[index] - rate)
 
     def averages(self) -> dict[str, float]:
-        """Events per minute by name of the period."""
+        """Return events per minute by name of the period."""
         return {name: average for (name, _), average in zip(PERIODS, self._averages, strict=True)}

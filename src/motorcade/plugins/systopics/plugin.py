@@ -66,7 +66,7 @@ LOADS: Final[Mapping[str, str]] = {
 
 
 class SysTopicsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How often the node's figures are published below `$SYS`."""
+    """The interval at which the node's figures are published below `$SYS`."""
 
     interval: Annotated[float, msgspec.Meta(gt=0)] = 10.0  #: seconds between two rounds
 
@@ -89,12 +89,12 @@ class SysTopicsPlugin(Plugin):
         self.context.spawn(self._run, "rounds")
 
     async def reload(self, config: SysTopicsConfig) -> None:
-        """A new interval holds from the next round on."""
+        """Take a new interval, which holds from the next round on."""
         self.config = config
 
     @hook("message.publish", priority=1000, topics=("$SYS/#",))
     def on_publish(self, client: ClientInfo | None, _message: Message) -> Stop | None:
-        """Only the node may speak for itself: what a client sends to `$SYS` is refused."""
+        """Refuse what a client sends to `$SYS`: only the node may speak for itself."""
         return None if client is None else Stop(Handled(ReasonCode.NOT_AUTHORIZED, "$SYS belongs to the broker"))
 
     async def _run(self) -> None:
@@ -138,7 +138,7 @@ class SysTopicsPlugin(Plugin):
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of memory the process has now, and the most it ever had (resident set size)."""
+    """Return the process's resident set size in bytes, now and at its largest."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -149,6 +149,6 @@ def memory() -> tuple[int, int]:
 
 
 def _installed_at() -> str:
-    """When this version was installed. Mosquitto tells when it was built; a Python package is not."""
+    """Return when this version was installed. Mosquitto tells when it was built; a Python package is not."""
     written = Path(motorcade.__file__).stat().st_mtime
     return datetime.fromtimestamp(written, UTC).strftime("%Y-%m-%d %H:%M:%S+0000")

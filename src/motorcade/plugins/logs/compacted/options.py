@@ -1,4 +1,4 @@
-"""What can be set: `[plugins.ecq]`."""
+"""The options: `[plugins.ecq]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EcqConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     max_key: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 1024  #: bytes of a key
     max_name: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 256  #: bytes of the name of a queue, or of its client id
     max_queues: Positive = 1_000_000  #: queues of both forms together; messages for one more are refused
-    max_consumers: Positive = 10_000  #: of one shared queue whose progress is kept; others begin anew each time
+    max_consumers: Positive = 10_000  #: of one shared queue whose progress is kept; others begin again each time
     max_pending: Positive = 20_000  #: messages that wait for the store; more are refused
     max_pending_bytes: Positive = 64 * 1024**2  #: bytes of these; whichever of both bounds is reached first
     max_attempts: Count = 10  #: times a consumer is given what it refuses, before it is passed over; 0: for ever
@@ -31,5 +31,5 @@ class EcqConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     heartbeat: Interval = 60.0  #: seconds between two looks whether consumers have got everything
     gc_interval: Interval = 3600.0  #: seconds between two collections of what is too old
     gc_step: Positive = 1000  #: messages looked at in one step of a collection; others have their turn in between
-    #: Seconds after which an empty queue that nobody uses is forgotten, and the progress of a consumer that stays away.
+    #: Seconds after which an empty queue without use is forgotten, and the progress of a consumer that stays away.
     idle: Interval = 2_592_000.0

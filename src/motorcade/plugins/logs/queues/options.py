@@ -39,9 +39,9 @@ class QueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     overflow: Literal["refuse", "drop_oldest"] = "refuse"  #: what happens to a message that does not fit
     retention: Seconds = 604_800.0  #: seconds until a message is too old; 0: never
     ack_timeout: Seconds = 30.0  #: seconds until a message that was not acknowledged goes to another consumer; 0: never
-    redispatch_delay: Seconds = 0.1  #: seconds until a consumer gets again what it has refused, if there is nobody else
+    redispatch_delay: Seconds = 0.1  #: seconds until a consumer gets again what it has refused, if there is no other
     max_attempts: Annotated[int, msgspec.Meta(ge=0, le=MAX_MARK)] = 10  #: times a message is sent; 0: any number
-    dead_letter: str = ""  #: queue that gets what was sent so often in vain; none: it is dropped
+    dead_letter: str = ""  #: queue that gets what was sent so often without success; none: it is dropped
     priorities: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEVELS)] = (
         1  #: levels; user property `priority`, highest first
     )
@@ -71,7 +71,7 @@ class QueuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     sweep_budget: Annotated[int, msgspec.Meta(ge=1)] = 1000  #: messages looked at each time
 
     def __post_init__(self) -> None:
-        """Dead letters of the configuration stay in it: what is declared elsewhere may be deleted."""
+        """Check that dead letters of the configuration stay in it: what is declared elsewhere may be deleted."""
         if len(self.queue) > self.max_queues:
             raise ValueError(f"max_queues: {len(self.queue)} queues are more than {self.max_queues}")
         for name in self.queue:
@@ -116,7 +116,7 @@ def _check_topic(filter_: str) -> None:
         raise ValueError(f"topics: {filter_!r}: {error}") from error
     for prefix in ("$share", "$queue", "$stream"):
         if filter_ == prefix or filter_.startswith(f"{prefix}/"):
-            raise ValueError(f"topics: {filter_!r}: nobody publishes there; name the topics themselves")
+            raise ValueError(f"topics: {filter_!r}: no message is published there; name the topics themselves")
 
 
 def _check_key(key: str) -> None:

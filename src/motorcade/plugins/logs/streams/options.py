@@ -1,4 +1,4 @@
-"""What can be set: of one stream, and of the plugin."""
+"""The options of one stream, and of the plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_PUBLISHED: Final = (f"{SHARE}/", "$stream/", "$queue/")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which messages a stream takes, and how much of them it keeps. 0 lifts a bound."""
+    """The messages that a stream takes, and how much of them it keeps. 0 lifts a bound."""
 
     #: Filters: what is published to one of them is appended. None: only plugins append to it, such as capture.
     topics: tuple[str, ...] = ()
@@ -32,13 +32,13 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def check_bound(filter_: str) -> None:
-    """`ValueError` if nothing can ever be published to what a filter matches."""
+    """Raise `ValueError` if nothing can ever be published to what a filter matches."""
     try:
         check_filter(filter_)
     except TopicError as error:
         raise ValueError(f"topics: {filter_!r}: {error}") from error
     if filter_.startswith(_NOT_PUBLISHED):
-        raise ValueError(f"topics: {filter_!r}: nobody publishes there; name the topics themselves")
+        raise ValueError(f"topics: {filter_!r}: no message is published there; name the topics themselves")
 
 
 class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
