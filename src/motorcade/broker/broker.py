@@ -55,7 +55,7 @@ LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  #:
 
 
 def resident_memory() -> int:
-    """Bytes of memory that this process takes; 0 where the system does not tell."""
+    """Return how many bytes of memory this process takes; 0 where the system does not tell."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - four times a second
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -68,7 +68,7 @@ _depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 def _may_begin(filter_: str, level: str) -> bool:
-    """Whether a topic of this first level can match a filter. [MQTT-4.7.2-1]"""
+    """Return True if a topic of this first level can match a filter. [MQTT-4.7.2-1]"""
     first = first_level(filter_)
     return first == level or (first in ("+", "#") and not level.startswith("$"))
 
@@ -138,12 +138,12 @@ class Broker:
     # -- connections
 
     def limit_listener(self, kind: str, most: int) -> None:
-        """At most so many connections through listeners of a kind."""
+        """Allow at most so many connections through listeners of a kind."""
         if most:
             self._listener_limits[kind] = most
 
     def add(self, connection: Connection, host: str) -> bool:
-        """A new network connection; False if it is not wanted."""
+        """Add a new network connection; False if it is not wanted."""
         state = self.state
         kind = connection.listener
         state.stats.connections_accepted += 1
@@ -163,7 +163,7 @@ class Broker:
         return True
 
     def remove(self, connection: Connection) -> None:
-        """A network connection is gone."""
+        """Remove a network connection that is gone."""
         if connection in self.connections:
             self.connections.discard(connection)
             self.state.connections -= 1
@@ -181,7 +181,7 @@ class Broker:
         self._timer = self.loop.call_later(TICK, self._tick)
 
     def _measure(self, planned: float) -> None:
-        """How late is the event loop? Everything that holds it up shows here."""
+        """Measure how late the event loop is: everything that holds it up shows here."""
         now = self.loop.time()
         late = max(0.0, now - planned)
         self.lag_sum += late
@@ -266,7 +266,7 @@ class Broker:
                 state.store.release(session, forgotten)
 
     async def drain(self, patience: float) -> None:
-        """Send everybody away and wait until their sockets are empty, for a bounded time."""
+        """Send all clients away and wait until their sockets are empty, for a bounded time."""
         self.state.draining = True
         for connection in list(self.connections):
             if connection.session is None:
@@ -355,7 +355,7 @@ class Broker:
             pubsub.give_up(matching)
 
     async def _wait_for(self, session: Session) -> None:
-        """What the node itself publishes waits for a receiver that is behind, too (session, rule 4)."""
+        """Make the node's own publishing wait, too, for a receiver that is behind (session, rule 4)."""
         waiter = _Waiter(self.loop.create_future())
         if session.waiting is None:
             session.waiting = []
@@ -379,7 +379,7 @@ class Broker:
         return copies
 
     async def _may_go_to(self, topic: str, client: ClientInfo | None) -> bool:
-        """A rewritten topic passes the rules too: those of topics, and those for the client in whose name it goes."""
+        """Return True if a rewritten topic passes the rules too: those of topics, and the access rules of `client`."""
         check_topic(topic, self.state.limits.max_topic_levels)
         chain = self.state.hooks.client_authorize
         if client is None or client.superuser or chain is None:
@@ -438,18 +438,18 @@ class Broker:
             self.supervisor.note("broker.will", error)
 
     def heard(self, topic: str, besides: str = "") -> bool:
-        """Whether somebody would get a message of this topic now, or a plugin but this one wants to see it."""
+        """Return True if a subscriber, or a plugin but this one, would get a message of this topic now."""
         for callback in self._listening(topic, besides):
             if callback.concerns(topic):
                 return True
         return self.state.pubsub.heard(topic)
 
     def heard_below(self, level: str, besides: str = "") -> bool:
-        """The same for any topic that begins with this level, which begins with `$`."""
+        """Return the same for all topics below this first level, which begins with `$`."""
         return bool(self._listening(level, besides)) or self.state.pubsub.heard_below(level)
 
     def _listening(self, topic: str, besides: str) -> tuple[Callback, ...]:
-        """Callbacks of `message.publish` that may want a topic, by its first level; remembered until hooks change."""
+        """Return callbacks of `message.publish` that may want a topic, by its first level; kept until hooks change."""
         key = first_level(topic), besides
         found = self._listeners.get(key)
         if found is None:
@@ -467,7 +467,7 @@ class Broker:
         return found
 
     def tell(self, client_id: str, what: object) -> bool:
-        """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
+        """Send `info(what)` to every generic source of a client; False if it is not connected, or has none."""
         session = self.state.registry.sessions.get(client_id)
         return session is not None and session.scheduler is not None and session.scheduler.tell(what)
 
@@ -502,16 +502,16 @@ class Broker:
         return True
 
     def client(self, client_id: str) -> ClientInfo | None:
-        """A connected client."""
+        """Return a connected client by its id, or None."""
         session = self.state.registry.sessions.get(client_id)
         return session.client if session is not None and session.link is not None else None
 
     def clients(self) -> Iterable[ClientInfo]:
-        """All connected clients, as they are now."""
+        """Return all connected clients, as they are now."""
         return [s.client for s in self.state.registry.sessions.values() if s.link is not None]
 
     def last_seen(self, client_id: str) -> float:
-        """When a client's connection ended, or began if it is connected; 0: it has no session."""
+        """Return when a client's connection ended, or began if it is connected; 0: it has no session."""
         session = self.state.registry.sessions.get(client_id)
         if session is None:
             return 0.0
@@ -524,7 +524,7 @@ class Broker:
         self.supervisor.start(self._recheck_absent, "broker.recheck", loop=self.loop)
 
     async def _recheck_absent(self) -> None:
-        """The same for sessions without a connection, a few at a time; a fault in one leaves no other its rights."""
+        """Recheck sessions without a connection, too, a few at a time; a fault in one leaves no other its rights."""
         failure: Exception | None = None
         for number, session in enumerate(list(self.state.registry.sessions.values())):
             if session.link is None and not session.ended:
@@ -549,22 +549,22 @@ class Broker:
             self.loop.call_soon(self._only_this_machine)
 
     def _only_this_machine(self) -> None:
-        """Nobody is left to say who may connect: only clients on this machine stay, as only they could come."""
+        """Send away clients of other machines when no access control is left: only this machine could connect now."""
         if self.state.hooks.client_authenticate is None and not self.state.draining:
             for connection in list(self.connections):
                 if connection.channel is not None and not connection.channel.client.is_loopback:
                     connection.end(ReasonCode.NOT_AUTHORIZED, "no access control is configured any more")
 
     def now(self) -> float:
-        """Seconds since the epoch by the node's clock, which never steps: for intervals."""
+        """Return the seconds since the epoch by the node's clock, which never steps: for intervals."""
         return time()
 
     def wall(self) -> float:
-        """Seconds since the epoch by the system's clock: for what others have dated."""
+        """Return the seconds since the epoch by the system's clock: for what others have dated."""
         return self.clock.wall()
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters and gauges of the node by name."""
+        """Return the node's counters and gauges by name."""
         state = self.state
         stats, registry = state.stats, state.registry
         total = len(registry.sessions)

@@ -93,7 +93,7 @@ class Channel:
         self._method: str | None = None  # of enhanced authentication
 
     def receive(self, packet: Packet, wall: float) -> Steps:
-        """What a packet sets off. `wall`: seconds since the epoch."""
+        """Yield the effects of a packet. `wall`: seconds since the epoch."""
         session = self.session
         if session is None:
             if not isinstance(packet, Connect):
@@ -143,7 +143,7 @@ class Channel:
             if reason >= 0x80:
                 raise Refused(reason, "refused by a plugin")
         allow = yield from self._authenticate(packet)
-        # Counted only now: nobody may get another client banned by using its id.
+        # Counted only now: no client may get another one banned by using its id.
         if not state.flapping.count(f"id:{client.client_id}", wall):
             self._ban()
         will = yield from self._check_will(packet.will, wall)
@@ -180,7 +180,7 @@ class Channel:
             session.link.pump_later()
 
     def _write_down(self, session: Session, *, present: bool) -> Steps:
-        """A durable session is stored before its client hears of it, and what the client had before is gone."""
+        """Store a durable session, or remove what the client had before, before the client hears of it."""
         store = self.state.store
         if store is None:
             return
@@ -214,7 +214,7 @@ class Channel:
         self.client.client_id = f"auto-{secrets.token_hex(10)}"  # [MQTT-3.1.3-6]
 
     def _admit(self, wall: float) -> None:
-        """Limits on connecting, before any credentials are looked at."""
+        """Check the limits on connecting, before any credentials are looked at."""
         state, client = self.state, self.client
         self._check_draining()
         limit = state.limits.max_connections
@@ -283,7 +283,7 @@ class Channel:
         return decision
 
     def _decide(self, credentials: Credentials) -> Generator[Effect, Any, Decision]:
-        """The chain's word; if nobody decides, only clients on this machine are let in."""
+        """Return the decision of the chain; if no plugin decides, only clients on this machine are let in."""
         chain = self.state.hooks.client_authenticate
         decision: Decision | None = None
         if chain is not None:
@@ -337,7 +337,7 @@ class Channel:
         self.context.use_routes()
 
     def _expiry(self, packet: Connect) -> int:
-        """Seconds for which the session outlives this connection."""
+        """Return for how many seconds the session outlives this connection."""
         options = self.state.session_options
         if packet.version == 5:
             wanted = packet.properties.session_expiry or 0
@@ -346,7 +346,7 @@ class Channel:
         return min(wanted, options.expiry_max) if options.expiry_max else wanted
 
     def _connack(self, packet: Connect, keep_alive: int, allow: Allow) -> Connack:
-        """The answer to a client that is let in; `session_present` is not known yet."""
+        """Return the answer to a client that is let in; `session_present` is not known yet."""
         if packet.version != 5:
             return Connack()
         state = self.state
@@ -506,7 +506,7 @@ class Channel:
     def _take_back(
         self, session: Session, before: dict[str, Subscription | None], granted: list[tuple[Subscription, bool]]
     ) -> None:
-        """Subscriptions could not be made: they are again as they were, unless others have come meanwhile."""
+        """Restore subscriptions after a failure to make new ones, unless others have come meanwhile."""
         made = {item.filter: item for item, _ in granted}
         for filter_, old in before.items():
             if session.subscriptions.get(filter_) is not made[filter_]:
@@ -538,7 +538,7 @@ class Channel:
     def _judge(
         self, session: Session, subscription: Subscription, *, changed: bool
     ) -> Generator[Effect, Any, tuple[ReasonCode, str]]:
-        """(reason, detail) for one filter of a SUBSCRIBE."""
+        """Return (reason, detail) for one filter of a SUBSCRIBE."""
         state = self.state
         try:
             group, filter_ = split_share(subscription.filter)
@@ -643,7 +643,7 @@ class Channel:
             yield from self.recheck(self.session)
 
     def recheck(self, session: Session) -> Steps:
-        """Access rules have changed: forget decisions, take away subscriptions that are no longer allowed."""
+        """Recheck access after a change of rules: forget decisions, remove subscriptions that are no longer allowed."""
         self.context.use_routes()
         if session.will is not None and not (yield from self.context.may("publish", session.will.topic)):
             session.will = None
@@ -660,7 +660,7 @@ class Channel:
             session.leave_sources(text)
         session.revoke(taken)
         if self.state.store is not None and session.durable is not None:
-            # In this order: a subscription that is gone tells nobody that what came under it must not be delivered.
+            # In this order: once a subscription is gone, nothing tells that what came under it must not be delivered.
             self.state.store.save(session)
             self.state.store.subscribe(session, (), taken)
         if self.state.hooks.session_unsubscribed is not None:

@@ -1,4 +1,4 @@
-"""What is known of one connected client: who it is, what it speaks, what it may do, and what it was told."""
+"""The context of one connected client: its identity, protocol version, rights, and what it was told."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClientContext:
         if chain is None or self.client.superuser:
             return True
         answer = yield RunHook(chain, (self.client, action, topic), None)
-        allowed: bool = answer is True or answer is None  # None: nobody decided, no rule forbids it
+        allowed: bool = answer is True or answer is None  # None: no plugin decided, no rule forbids it
         if allowed:
             self.state.stats.acl_allowed += 1
         else:

@@ -1,4 +1,4 @@
-"""What a session knows of its connection, and of publishers that wait for its client."""
+"""The link from a session to its connection, and to publishers that wait for its client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Waiter(Protocol):
     """A publisher that waits for a client."""
 
     def caught_up(self) -> None:
-        """The client is no longer behind."""
+        """Go on: the client is no longer behind."""
 
 
 class ClientLink(Protocol):
@@ -43,10 +43,10 @@ class ClientLink(Protocol):
         """Call `pump` again in the next turn of the event loop."""
 
     def less_crowded(self) -> None:
-        """Fewer answers wait for the store: packets may be taken again."""
+        """Take packets again: fewer answers wait for the store."""
 
     def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
-        """Messages of the client are stored, or could not be: tell it."""
+        """Tell the client that its messages are stored, or could not be."""
 
     def caught_up(self) -> None:
-        """The client that this connection's publisher has waited for is no longer behind."""
+        """Go on: the client that this connection's publisher has waited for is no longer behind."""

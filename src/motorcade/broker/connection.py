@@ -73,7 +73,7 @@ CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is lef
 
 
 class Pause(enum.IntFlag):
-    """Why a connection does not read."""
+    """The reason for which a connection does not read."""
 
     HOOK = enum.auto()  #: a hook chain has not answered yet
     RECEIVER = enum.auto()  #: the receiver of its last message is behind (session, rule 4)
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.opened = self.seen = monotonic()
         state = self.broker.state
-        # Without an address (the peer has reset the connection before we looked) nobody can say who it is.
+        # Without an address (the peer has reset the connection before we looked) the peer is unknown.
         host, port = (peer[0], peer[1]) if isinstance(peer, tuple) else ("", 0)
         if not host or not self.broker.add(self, host):
             self.hold(Pause.CLOSING)
@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
         self.resume(Pause.FULL_SOCKET)
 
     def stalled(self, now: float) -> float:
-        """Seconds for which the full socket has taken nothing at all."""
+        """Return for how many seconds the full socket has taken nothing at all."""
         left = self.transport.get_write_buffer_size() if self.transport is not None else 0
         if left != self.stalled_bytes:
             self.stalled_bytes = left
@@ -427,19 +427,19 @@ class Connection(asyncio.Protocol):
             self.broker.loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        """The others have had their turn."""
+        """Go on reading after the turns of other connections."""
         self.resume(Pause.TURN)
         if self._lost and not self._paused & TURN:
             self._end()
 
     def _max_size(self) -> int:
-        """Bytes a packet of this client may have; little until it is let in."""
+        """Return how many bytes a packet of this client may have; few until it is let in."""
         limits = self.broker.state.limits
         limit = limits.max_packet_size or codec.MAX_PACKET
         return limit if self.session is not None else min(limits.max_connect_size or limit, limit)
 
     def _packet(self, first: int, body: bytes, wall: float) -> bool:
-        """One packet through the channel; False if the connection is suspended now."""
+        """Take one packet through the channel; False if the connection is suspended now."""
         channel = self.channel
         assert channel is not None  # noqa: S101 - made with the connection
         state = self.broker.state
@@ -501,7 +501,7 @@ class Connection(asyncio.Protocol):
                 return True
 
     def _open(self, effect: BindSession) -> None:
-        """The channel has let the client in."""
+        """Open the connection for a client that the channel has let in."""
         session = self.session = effect.session
         session.link = self
         state = self.broker.state
@@ -557,7 +557,7 @@ class Connection(asyncio.Protocol):
             self.resume(Pause.ANSWERS)
 
     def acknowledge(self, numbers: list[bytes], commit: Commit[Any]) -> None:
-        """QoS 1 messages that the fast path took are stored, or could not be."""
+        """Acknowledge QoS 1 messages that the fast path took, as they are stored, or could not be."""
         session, channel = self.session, self.channel
         if self.closing or session is None or channel is None:
             if channel is not None and channel.session is not None:
@@ -585,7 +585,7 @@ class Connection(asyncio.Protocol):
             _less_crowded(session)
 
     def _answer(self, session: Session, steps: Steps) -> None:
-        """What a conversation waited for is stored; it ends now, even if nobody is there to hear of it."""
+        """End a conversation now that what it waited for is stored, even if the client is gone."""
         self._answering = True
         try:
             self._drive(steps, None)
@@ -652,7 +652,7 @@ class Connection(asyncio.Protocol):
         self._keep(data, need)
 
     def _throttle(self, messages: int, octets: int) -> None:
-        """Leaky buckets: pause reading while the client is over its rate."""
+        """Pause reading while the client is over its rate (leaky buckets)."""
         now = self.seen
         wait = 0.0
         if self.messages_bucket is not None:
@@ -714,7 +714,7 @@ class Connection(asyncio.Protocol):
         self.broker.flusher.later()
 
     def write_rest(self, data: bytes) -> None:
-        """What the kernel would not take: the transport writes it when it can, or finds the connection reset."""
+        """Hand over what the kernel did not take: the transport writes it when it can, or finds the connection lost."""
         self.direct = None
         if self.transport is not None:
             self.broker.state.stats.bytes_sent += len(data)
@@ -731,7 +731,7 @@ class Connection(asyncio.Protocol):
                 self.broker.flusher.later()
 
     def pump_later(self) -> None:
-        """`pump` again in the next turn; once, however often it is asked for."""
+        """Call `pump` again in the next turn; once, however often it is asked for."""
         if not self._pumping:
             self._pumping = True
             self.broker.loop.call_soon(self.pump)
@@ -766,7 +766,7 @@ class Connection(asyncio.Protocol):
             self.write(data)
 
     def _fail(self, error: ProtocolError) -> None:
-        """The client broke the rules, or is not let in: tell it and close."""
+        """Tell a client that broke the rules, or is not let in, and close."""
         if self.closing:
             return
         state, channel = self.broker.state, self.channel
@@ -808,11 +808,11 @@ class Connection(asyncio.Protocol):
         return properties
 
     def lose_patience(self) -> None:
-        """Authentication has taken too long."""
+        """Close: authentication has taken too long."""
         self._fail(Refused(ReasonCode.SERVER_UNAVAILABLE, "authentication takes too long, try again later"))
 
     def _crash(self, error: Exception) -> None:
-        """A defect of ours: this client is sent away, all others are served on."""
+        """Disconnect this client after a defect of ours; all others are served on."""
         channel = self.channel
         log.error(
             "connection_failed",
@@ -846,7 +846,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def recheck(self) -> None:
-        """Access rules have changed; what is being decided now is decided first."""
+        """Recheck access after a change of rules; what is being decided now is decided first."""
         if self.channel is None or self.session is None or self.closing:
             return
         if self._paused & SUSPENDED:
@@ -881,13 +881,13 @@ def _less_crowded(session: Session) -> None:
 
 
 def _close_unstarted(waiting: Any) -> None:
-    """A task that is cancelled before its first step leaves its coroutine behind."""
+    """Close the coroutine that a task leaves behind if it is cancelled before its first step."""
     if inspect.iscoroutine(waiting) and inspect.getcoroutinestate(waiting) == inspect.CORO_CREATED:
         waiting.close()
 
 
 def _fitting(packet: Packet, version: int, limit: int) -> bytes:
-    """A packet for a client that takes at most `limit` bytes (0 is any): without extras, or not at all, if too long."""
+    """Encode a packet for a client that takes `limit` bytes (0: any): if too long, without extras or not at all."""
     data = codec.encode(packet, version)
     if not limit or len(data) <= limit or isinstance(packet, Pingreq | Pingresp):
         return data
@@ -901,6 +901,6 @@ def _is_v5_connect(body: bytes) -> bool:
 
 
 def _certificate(transport: asyncio.BaseTransport) -> Certificate | None:
-    """The client's verified certificate, if it showed one."""
+    """Return the client's verified certificate, if it showed one."""
     ssl_object = transport.get_extra_info("ssl_object")
     return None if ssl_object is None else certificate_of(ssl_object)

@@ -141,7 +141,7 @@ class DurableQueue:
     def __init__(
         self, session: Session, store: SessionStore, *, restored: bool = False, sent_to: int = UNKNOWN, window: int = 0
     ) -> None:
-        """`restored`: the process before this one may have left entries, and has sent those up to `sent_to`.
+        """Take `restored`: the process before this one may have left entries, and has sent those up to `sent_to`.
 
         If that is unknown, `window` is how many the client took at once; 0: as many as now.
         """

@@ -1,4 +1,4 @@
-"""What a channel asks of its connection: the values that its generators yield.
+"""The requests of a channel to its connection: the values that its generators yield.
 
 SendPacket(packet)            write a packet to this client
 RunHook(chain, …)             run a hook chain, which may wait; the answer is sent back into the generator

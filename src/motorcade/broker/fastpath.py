@@ -78,10 +78,10 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     left = budget
     most = MAX_DELIVERIES
     received = sent = octets = others = answers = stored = stored_octets = copies = 0
-    wall = 0.0  # read when somebody asks
+    wall = 0.0  # read when needed
     freed = False  # acknowledgements have made room in the window
     durable = session.durable is not None  # what it acknowledges or releases must be stored
-    told = durable or session.scheduler is not None  # somebody hears of what it acknowledges
+    told = durable or session.scheduler is not None  # the store or a source hears of what it acknowledges
     writer = state.store.writer if state.store is not None else None
     taken = pubsub.taken if routes is pubsub.routes else None  # without access control, also topics never seen
     batch: MessageBatch | None = None  # messages to be stored
@@ -327,7 +327,7 @@ _UNHEARD = {0x40: b"\x40\x03", 0x50: b"\x50\x03"}  # the same with a reason code
 
 
 def _topic(data: bytes, max_levels: int) -> str:
-    """A topic that is right; else nothing, and the channel says what is wrong."""
+    """Return a valid topic as text, else an empty text: the channel says what is wrong."""
     try:
         topic = data.decode()
     except UnicodeDecodeError:
@@ -423,7 +423,7 @@ def _qos2(route: Route, frame: Frame, v5: bool, dirty: list[Session]) -> int:
 
 
 def _windowed(receivers: Receivers, frame: Frame, dirty: list[Session]) -> int:
-    """QoS 1 and 2 to many: the inside of `Session.send` without a call per receiver; how many could not be sent now."""
+    """Send QoS 1 and 2 to many as `Session.send` does, without its calls; return how many could not be sent now."""
     head, tail, _ = frame
     ids = IDS
     held = 0
@@ -447,7 +447,7 @@ def _windowed(receivers: Receivers, frame: Frame, dirty: list[Session]) -> int:
 
 
 def _unwindowed(receivers: Receivers, frame: Frame, dirty: list[Session]) -> int:
-    """QoS 0 to many; how many could not be sent now."""
+    """Send QoS 0 to many; return how many could not be sent now."""
     packet = frame[0] + frame[1]
     held = 0
     for session in receivers:
@@ -467,6 +467,6 @@ def _with_qos0(route: Route, frame: Frame) -> Frame:
 
 
 def _for_other(route: Route, frame: Frame, qos: int, v5: bool) -> Frame:
-    """A message without properties for receivers of the other protocol family."""
+    """Return a message without properties, for receivers of the other protocol family."""
     tail = frame[1]
     return build(route.topic.encode(), tail[1:] if v5 else b"\x00" + tail, qos, frame[2])

@@ -5,7 +5,7 @@ QoS 1 and 2: only the two bytes of the packet id differ between receivers.
 
     head    fixed header and topic
     tail    properties (MQTT 5) and payload
-    origin  who published it, or the whole `Message` where somebody will ask for more than the bytes
+    origin  the publisher, or the whole `Message` where a hook or source will ask for more than the bytes
 
 Frames are plain tuples because one is made for every message: a tuple costs a tenth of an object.
 """
@@ -27,18 +27,18 @@ RELEASED: Frame = (b"\x00", b"", None)
 
 
 def qos_of(frame: Frame) -> int:
-    """QoS at which a frame is sent."""
+    """Return the QoS at which a frame is sent."""
     return frame[0][0] >> 1 & 3
 
 
 def size_of(frame: Frame) -> int:
-    """Bytes on the wire."""
+    """Return the size of a frame in bytes on the wire."""
     head, tail, _ = frame
     return len(head) + len(tail) + (2 if head[0] & 6 else 0)
 
 
 def read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """(value, offset behind it) of a valid variable byte integer."""
+    """Return (value, offset behind it) of a valid variable byte integer."""
     value = shift = 0
     while True:
         byte = data[offset]
@@ -50,7 +50,7 @@ def read_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def build(topic: bytes, tail: bytes, qos: int, origin: Origin, *, retain: bool = False) -> Frame:
-    """A frame from its parts. `tail` already has the properties of its version in front."""
+    """Return a frame from its parts. `tail` already has the properties of its version in front."""
     remaining = 2 + len(topic) + len(tail) + (2 if qos else 0)
     first = 0x30 | qos << 1 | (1 if retain else 0)
     if remaining < 128:  # most messages
@@ -103,14 +103,14 @@ def _properties(message: Message, now: float, identifiers: tuple[int, ...]) -> b
 
 
 def topic_of(frame: Frame) -> bytes:
-    """Topic of a frame."""
+    """Return the topic of a frame."""
     head = frame[0]
     _, start = read_varint(head, 1)
     return head[start + 2 :]
 
 
 def payload_of(frame: Frame, version: int) -> bytes:
-    """Payload of a frame."""
+    """Return the payload of a frame."""
     tail = frame[1]
     if version == 5:
         length, start = read_varint(tail, 0)
@@ -119,7 +119,7 @@ def payload_of(frame: Frame, version: int) -> bytes:
 
 
 def message_of(frame: Frame, version: int) -> Message:
-    """The message in a frame; made from the bytes if the fast path did not need it until now."""
+    """Return the message in a frame; made from the bytes now if the fast path did not need it."""
     origin = frame[2]
     if isinstance(origin, Message):
         return origin
@@ -134,18 +134,18 @@ def message_of(frame: Frame, version: int) -> Message:
 
 
 def is_released(frame: Frame) -> bool:
-    """Whether only the packet id of a frame is still in use."""
+    """Return True if only the packet id of a frame is still in use."""
     return not frame[0][0]
 
 
 def released(frame: Frame) -> Frame:
-    """What stays of a frame in the window when PUBREC has come; the message only if somebody will ask for it."""
+    """Return what stays of a frame in the window after PUBREC; the message only if it will be asked for."""
     origin = frame[2]
     return (b"\x00", b"", origin) if isinstance(origin, Message) else RELEASED
 
 
 def converted(frame: Frame, old: int, new: int, now: float) -> Frame:
-    """The same frame for a client that came back speaking another version."""
+    """Return the same frame for a client that came back speaking another version."""
     if is_released(frame) or (old == 5) == (new == 5):
         return frame
     message = message_of(frame, old)
@@ -161,7 +161,7 @@ def converted(frame: Frame, old: int, new: int, now: float) -> Frame:
 
 
 def aliased(frame: Frame, alias: int, *, known: bool) -> tuple[bytes, bytes]:
-    """Head and tail of an MQTT 5 frame with a topic alias; without the topic if the client knows the alias."""
+    """Return head and tail of an MQTT 5 frame with a topic alias; without the topic if the client knows the alias."""
     head, tail, _ = frame
     length, start = read_varint(tail, 0)
     tail = varint(length + 3) + b"\x23" + IDS[alias] + tail[start:]

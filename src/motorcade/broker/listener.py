@@ -1,4 +1,4 @@
-"""Where clients come in: TCP, TLS, WebSocket and WebSocket over TLS."""
+"""Listeners for clients: TCP, TLS, WebSocket and WebSocket over TLS."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Endpoint:
 
 
 def address_text(host: str, port: int) -> str:
-    """An address as it is written in the configuration."""
+    """Return an address as it is written in the configuration."""
     return f"[{host}]:{port}" if ":" in host else f"{host or '*'}:{port}"
 
 
@@ -113,7 +113,7 @@ class Listener:
         return lambda: WebSocketProtocol(lambda: Connection(broker, kind), path, origins, max_frame, broker.loop)
 
     async def close(self) -> None:
-        """Accept nobody new; connections that exist stay."""
+        """Accept no new connection; connections that exist stay."""
         servers, self._servers = self._servers, []
         for server in servers:
             server.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LiveQueue:
-    """What waits for one client: an `Upstream` of its window."""
+    """The messages that wait for one client: an `Upstream` of its window."""
 
     __slots__ = ("_frames", "_window", "qos0", "size")
 

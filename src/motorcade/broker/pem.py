@@ -1,4 +1,4 @@
-"""How long certificates and revocation lists in PEM files are valid.
+"""The validity of certificates and revocation lists in PEM files.
 
 The standard library tells that only of certificates of authorities and of peers. All that is wanted here are two dates
 at a fixed place, so the few rules of DER that lead there are followed by hand.
@@ -32,12 +32,12 @@ class Element(NamedTuple):
 
 
 def certificate_ends(pem: bytes) -> list[float]:
-    """When each certificate of a file ends, in seconds since the epoch. `ValueError` if one cannot be read."""
+    """Return when each certificate of a file ends, in seconds since the epoch. `ValueError` if one cannot be read."""
     return [_certificate_end(der) for der in _blocks(pem, CERTIFICATE)]
 
 
 def revocation_lists(pem: bytes) -> list[float | None]:
-    """When the successor of each revocation list of a file is due; None: the list does not say."""
+    """Return when the successor of each revocation list of a file is due; None: the list does not say."""
     return [_next_update(der) for der in _blocks(pem, REVOCATION_LIST)]
 
 
@@ -51,7 +51,7 @@ def _blocks(pem: bytes, wanted: str) -> Iterator[bytes]:
 
 
 def _certificate_end(der: bytes) -> float:
-    """`Certificate ::= { { [version], serial, algorithm, issuer, { notBefore, notAfter }, … }, … }`."""
+    """Read `Certificate ::= { { [version], serial, algorithm, issuer, { notBefore, notAfter }, … }, … }`."""
     fields = [field for field in _elements(_inner(der)) if field.tag != _VERSION]
     validity = list(_elements(fields[3].content)) if len(fields) > 3 and fields[3].tag == _SEQUENCE else []
     if len(validity) != 2:
@@ -60,7 +60,7 @@ def _certificate_end(der: bytes) -> float:
 
 
 def _next_update(der: bytes) -> float | None:
-    """`CertificateList ::= { { version?, algorithm, issuer, thisUpdate, nextUpdate?, … }, … }`."""
+    """Read `CertificateList ::= { { version?, algorithm, issuer, thisUpdate, nextUpdate?, … }, … }`."""
     fields = [field for field in _elements(_inner(der)) if field.tag != _INTEGER]
     if len(fields) < 3:
         raise ValueError("a revocation list has no dates")
@@ -70,7 +70,7 @@ def _next_update(der: bytes) -> float | None:
 
 
 def _inner(der: bytes) -> bytes:
-    """What is signed: the first sequence in the outer one."""
+    """Return the signed part: the first sequence in the outer one."""
     outer = next(_elements(der), None)
     inner = next(_elements(outer.content), None) if outer is not None and outer.tag == _SEQUENCE else None
     if inner is None or inner.tag != _SEQUENCE:
@@ -98,7 +98,7 @@ def _elements(data: bytes) -> Iterator[Element]:
 
 
 def _seconds(element: Element) -> float:
-    """`UTCTime` has two digits for the year, of 1950 to 2049; `GeneralizedTime` four."""
+    """Read `UTCTime`, which has two digits for the year, of 1950 to 2049, or `GeneralizedTime`, which has four."""
     text = element.content.decode("ascii", "replace")
     if element.tag == _UTC_TIME and text[:2].isdigit():
         text = ("19" if text[:2] >= "50" else "20") + text

@@ -92,7 +92,7 @@ class Publishing:
         yield SendPacket(Pubrec(packet.packet_id, told, answer))
 
     def _give_up(self, session: Session, packet_id: int) -> None:
-        """A QoS 2 message is not taken: its id is free again, in the store too."""
+        """Give up a QoS 2 message that is not taken: its id is free again, in the store too."""
         if session.ended:
             return  # whatever it has in the store goes with it
         session.release(packet_id)
@@ -100,19 +100,19 @@ class Publishing:
             self.state.store.release(session, (packet_id,))
 
     def in_turn(self, session: Session) -> Steps:
-        """After the answers that wait for the store. [MQTT-4.6.0-2]"""
+        """Wait behind the answers that wait for the store. [MQTT-4.6.0-2]"""
         if session.acks_wait:
             yield Await(Commit.stored(None))
 
     def _answer(self, reason: ReasonCode, detail: str, extra: tuple[tuple[str, str], ...]) -> Properties:
-        """Properties of a PUBACK or PUBREC: the reason of an error, and what a plugin adds, if the client wants it."""
+        """Return the properties of a PUBACK or PUBREC, as the client wants: an error's reason, a plugin's additions."""
         text = detail[:MAX_DETAIL] if reason >= 0x80 and self.context.told_problems else ""
         if self.context.version != 5 or not (text or extra):
             return NONE
         return Properties(reason_string=text or None, user_properties=extra if self.context.told_problems else ())
 
     def _topic(self, packet: Publish) -> str:
-        """The topic of a PUBLISH, from its alias if it has one."""
+        """Return the topic of a PUBLISH, from its alias if it has one."""
         alias = packet.properties.topic_alias
         if alias is None:
             self.context.check_topic(packet.topic)
@@ -142,9 +142,9 @@ class Publishing:
     def _accept(
         self, session: Session, topic: str, packet: Publish, wall: float, doubt: Doubt | None
     ) -> Generator[Effect, Any, Answer]:
-        """Access, hooks, storing, routing: (reason, detail, user properties) for the publisher.
+        """Check access, run hooks, store and route; return (reason, detail, user properties) for the publisher.
 
-        `doubt`: it has come before, but perhaps not reached everybody.
+        `doubt`: it has come before, but perhaps not reached all receivers.
         """
         state, context = self.state, self.context
         if state.full and doubt is None:
@@ -211,7 +211,7 @@ class Publishing:
         return (ReasonCode.SUCCESS if count or kept else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 
     def _not_kept(self, why: str, doubt: Doubt | None) -> Answer:
-        """The answer to a message that the store refuses."""
+        """Return the answer to a message that the store refuses."""
         if doubt is not None:
             raise unanswered()  # some may have it: it cannot be refused any more
         return ReasonCode.QUOTA_EXCEEDED, why, ()
@@ -305,13 +305,13 @@ class Publishing:
 
 
 def _taken(message: Message) -> bool:
-    """Whether a plugin keeps it for somebody."""
+    """Return True if a plugin keeps the message for a later receiver."""
     pending = message.headers.get(AFTER)
     return isinstance(pending, Pending) and pending.taken
 
 
 def _after(message: Message) -> list[Commit[Any]]:
-    """What plugins want the publisher's answer to wait for."""
+    """Return the commits that plugins want the publisher's answer to wait for."""
     pending = message.headers.pop(AFTER, None)
     return pending if isinstance(pending, list) else []
 

@@ -52,7 +52,7 @@ class Target:
         self.own: Target | None = None  #: what is left for these, if `no_local`; None: nothing
 
     def merge(self, subscription: Subscription) -> None:
-        """The same session has one more matching subscription."""
+        """Add one more matching subscription of the same session."""
         if subscription.no_local and not self.no_local:
             self.own = Target(self.session, Subscription("", self.qos, retain_as_published=self.retain_as_published))
             self.own.identifiers = self.identifiers
@@ -69,12 +69,12 @@ class Target:
 
     @property
     def plain(self) -> bool:
-        """Whether the shared bytes serve this receiver."""
+        """True if the shared bytes serve this receiver."""
         return not self.identifiers and not self.no_local and not self.session.special
 
 
 class Copy(NamedTuple):
-    """What one receiver gets of a message."""
+    """The copy of a message for one receiver."""
 
     session: Session
     qos: int
@@ -132,17 +132,17 @@ class Route:
         self.groups = groups
         self.publish_hooks, self.retain_hooks = hooks.publish_chains(topic)
         self.count = len(targets) + len(groups)
-        #: takes plain messages of this topic for itself, and nobody else wants to see them
+        #: takes plain messages of this topic for itself, and no other plugin wants to see them
         self.plain = _plain(self.publish_hooks)
-        #: somebody wants to see every message of this topic: the fast path leaves them to the channel
+        #: a plugin wants to see every message of this topic: the fast path leaves them to the channel
         self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
-        #: somebody's messages of QoS 1 and 2 go through the store: the fast path leaves them to the channel
+        #: a receiver's messages of QoS 1 and 2 go through the store: the fast path leaves them to the channel
         self.kept = any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
         plain = [t for t in targets if t.plain]
         #: the session that alone gets the messages of this topic; its publishers may wait for it (session, rule 4)
         self.only = targets[0].session if len(targets) == 1 and not groups else None
-        self.targets = tuple(targets) if self.kept else ()  #: all of them, where somebody has to choose among them
-        #: if everybody is durable and takes QoS 1: what they get; the fast path stores such messages itself
+        self.targets = tuple(targets) if self.kept else ()  #: all of them, where one of them has to be chosen
+        #: if all receivers are durable and take QoS 1: what they get; the fast path stores such messages itself
         self.lasting = _lasting(targets) if self.kept and not groups else ()
         #: see `session_writer.PlainMessage`; made when first needed, since many routes are remembered
         self.bodies: dict[tuple[object, ...], bytes] | None = None
@@ -198,7 +198,7 @@ class SharedGroup:
 
     @property
     def durable(self) -> bool:
-        """Whether a message may have to go to a member's mailbox."""
+        """True if a message may have to go to a member's mailbox."""
         return any(session.durable is not None for session in self.members)
 
     def leave(self, session: Session) -> None:
@@ -208,7 +208,7 @@ class SharedGroup:
             self._sticky = None
 
     def choose(self, topic: str, publisher: str, *, qos: int, without: Session | None = None) -> Session | None:
-        """The member that gets the next message: a connected one if there is any, else one that keeps it for later."""
+        """Return the member that gets the next message: a connected one if there is any, else one that stores it."""
         online = [s for s in self.members if s.online and s is not without]
         if online:
             if self._by_room:
@@ -218,30 +218,30 @@ class SharedGroup:
         return self._pick(self, away, topic, publisher) if away else None
 
     def round_robin(self, members: list[Session], _topic: str, _publisher: str) -> Session:
-        """One after the other."""
+        """Choose one member after the other."""
         self._next += 1
         return members[self._next % len(members)]
 
     def random(self, members: list[Session], _topic: str, _publisher: str) -> Session:
-        """Any."""
+        """Choose any member."""
         return random.choice(members)  # noqa: S311 - spreads load, guards nothing
 
     def sticky(self, members: list[Session], topic: str, publisher: str) -> Session:
-        """The same until it goes away."""
+        """Return the same member until it goes away."""
         if self._sticky is None or self._sticky not in members:
             self._sticky = self.random(members, topic, publisher)
         return self._sticky
 
     def hash_topic(self, members: list[Session], topic: str, _publisher: str) -> Session:
-        """The same for the same topic, as long as the members stay the same."""
+        """Return the same member for the same topic, as long as the members stay the same."""
         return members[zlib.crc32(topic.encode()) % len(members)]
 
     def hash_client(self, members: list[Session], _topic: str, publisher: str) -> Session:
-        """The same for the same publisher, as long as the members stay the same."""
+        """Return the same member for the same publisher, as long as the members stay the same."""
         return members[zlib.crc32(publisher.encode()) % len(members)]
 
     def least_inflight(self, members: list[Session], _topic: str, _publisher: str) -> Session:
-        """The one with the fewest unacknowledged messages; among equals the one that was chosen longest ago."""
+        """Return the member with the fewest unacknowledged messages; among equals the one chosen longest ago."""
         chosen = min(members, key=lambda s: len(s.inflight) + s.waiting_messages)
         self.members[chosen] = self.members.pop(chosen)
         return chosen
@@ -258,7 +258,7 @@ STRATEGIES = {
 
 
 class Audience:
-    """Everybody who subscribed to one filter."""
+    """The subscribers of one filter."""
 
     __slots__ = ("groups", "members")
 
@@ -271,7 +271,7 @@ class PubSub:
     """Subscriptions and delivery of one node."""
 
     def __init__(self, shared: SessionContext, route_cache: int = Limits().route_cache) -> None:
-        """`route_cache`: bytes that remembered routes may take."""
+        """Take `route_cache`, the bytes that remembered routes may take."""
         self.shared = shared
         self.subscriptions = 0
         self.shared_subscriptions = 0
@@ -297,7 +297,7 @@ class PubSub:
         return self._router.nodes
 
     def forget_routes(self) -> None:
-        """Hooks have changed: every route may now be served differently."""
+        """Forget routes after a change of hooks: every route may now be served differently."""
         self._routes.clear()
         for route in self.taken.values():
             route.stale = True
@@ -354,19 +354,19 @@ class PubSub:
         return True
 
     def unsubscribe_all(self, session: Session) -> None:
-        """The session ends."""
+        """Remove all subscriptions of a session that ends."""
         for text in list(session.subscriptions):
             self.unsubscribe(session, text)
 
     def refresh(self, session: Session) -> None:
-        """The session came back with other properties: it may be served another way from now on."""
+        """Serve a session that came back with other properties, perhaps another way from now on."""
         for text in session.subscriptions:
             self._routes.invalidate(split_share(text)[1])
 
     # -- routes
 
     def route(self, topic: str) -> Route:
-        """The receivers of a valid topic."""
+        """Return the receivers of a valid topic."""
         route = self.routes.get(topic.encode())
         if route is None:
             if topic[0] == "$" and self.shared.hooks.are_taken(level := first_level(topic)):
@@ -407,18 +407,18 @@ class PubSub:
             self._matching.remove(matching)
 
     def _taken_route(self, level: str) -> Route:
-        """One for all topics below a level that a plugin takes, which may be any number."""
+        """Return one route for all topics below a level that a plugin takes, which may be any number."""
         route = self.taken.get(level.encode())
         if route is None:
             route = self.taken[level.encode()] = Route(f"{level}/", [], (), self.shared.hooks)
         return route
 
     def heard(self, topic: str) -> bool:
-        """Whether somebody would get a message of a topic; remembers nothing of it."""
+        """Return True if a subscriber would get a message of a topic; remembers nothing of it."""
         return self._router.heard(topic)
 
     def heard_below(self, level: str) -> bool:
-        """Whether somebody would get some message of a `$…` topic with this first level."""
+        """Return True if a subscriber would get some message of a `$…` topic with this first level."""
         return self._router.heard_below(level)
 
     def _resolve(self, topic: str) -> Route:
@@ -426,7 +426,7 @@ class PubSub:
         return self._made(topic, found)
 
     def _route_of(self, topic: str, found: list[Audience]) -> Route:
-        """The route of a topic to those with a wildcard in their filter, and those without."""
+        """Return the route of a topic to those with a wildcard in their filter, and those without."""
         exact = self._router.exact(topic)
         # One that came while it was matched may be there twice.
         return self._made(topic, list(dict.fromkeys(found if exact is None else [*found, exact])))
@@ -447,7 +447,7 @@ class PubSub:
     # -- delivery of any message
 
     def to_keep(self, message: Message, chosen: Mapping[str, str] = NOBODY) -> list[Copy] | None:
-        """The copies of a message of QoS 1 or 2 that must be in the store before it is delivered; None: there are none.
+        """Return the copies of a QoS 1 or 2 message that must be stored before it is delivered; None: there are none.
 
         Members of shared groups are chosen now: the list has a copy for each group with a durable member, also if the
         one who gets it is not durable. `chosen` says who was chosen for this very message before.
@@ -474,7 +474,7 @@ class PubSub:
         return copies
 
     def publish(self, message: Message, now: float, kept: list[Copy] | None = None) -> int:
-        """Deliver a message to everybody it concerns; to how many. What is in `kept` has gone through the store."""
+        """Deliver a message to all receivers; return how many. What is in `kept` has gone through the store."""
         route = self.route(message.topic)
         if not route.count and not kept:
             self._unheard(message)
@@ -544,7 +544,7 @@ class PubSub:
     def choose(
         self, group: SharedGroup, message: Message, without: Session | None = None, again: str = ""
     ) -> Copy | None:
-        """What one member of a group gets of a message; None if there is nobody. `again`: the member chosen before."""
+        """Return a group member's copy of a message; None if there is no member. `again`: the member chosen before."""
         session = (
             next((member for member in group.members if member.client.client_id == again), None) if again else None
         )
@@ -568,7 +568,7 @@ class PubSub:
         )
 
     def group(self, text: str) -> SharedGroup | None:
-        """The group of `$share/{group}/{filter}`, if it has members."""
+        """Return the group of `$share/{group}/{filter}`, if it has members."""
         name, filter_ = split_share(text)
         audience = self._router.get(filter_)
         return None if audience is None or name is None else audience.groups.get(name)
@@ -580,7 +580,7 @@ class PubSub:
             chain.notify(None, message, "no_subscribers")
 
     def hand_on(self, session: Session, now: float) -> None:
-        """A session ends: its shared messages that nobody acknowledged go to other members. [MQTT-4.8.2-5]"""
+        """Give a session's unacknowledged shared messages to other members as it ends. [MQTT-4.8.2-5]"""
         of_sources = session.scheduler.unacked if session.scheduler is not None else ()
         sent = [
             (frame, qos_of(frame) == 1)  # QoS 2 may have arrived
@@ -603,7 +603,7 @@ class PubSub:
     # -- delivery from the fast path
 
     def deliver_rest(self, route: Route, frame: Frame, version: int, publisher: ClientInfo, now: float) -> None:
-        """What `route` has besides plain receivers, for a message that came as bytes."""
+        """Deliver to the receivers of `route` that are not plain a message that came as bytes."""
         message = message_of(frame, version)
         message.publisher = publisher.client_id
         message.username = publisher.username
@@ -617,12 +617,12 @@ class PubSub:
 
 
 def chosen_of(copies: Iterable[Copy]) -> dict[str, str]:
-    """Who was chosen in which shared group."""
+    """Return the member chosen in each shared group."""
     return {copy.group.text: copy.session.client.client_id for copy in copies if copy.group is not None}
 
 
 def noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | None = None) -> Message:
-    """The message with notes for its way to one receiver; the original is left as it is."""
+    """Return the message with notes for its way to one receiver; the original is left as it is."""
     headers = dict(message.headers)
     headers.pop("subscription_ids", None)  # of a member that had it before
     if identifiers:

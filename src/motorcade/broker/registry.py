@@ -40,7 +40,7 @@ class Registry:
         self._count = 0
 
     def open(self, client: ClientInfo, *, clean: bool, wall: float) -> tuple[Session, bool, list[Message]]:
-        """(session, whether it was there before, wills to publish) for a client that has been let in.
+        """Return (session, whether it was there before, wills to publish) for a client that has been let in.
 
         A connection the client already has is ended: [MQTT-3.1.4-2], [MQTT-3.1.4-3].
         """
@@ -87,7 +87,7 @@ class Registry:
         self.maximum = max(self.maximum, self.connected)
 
     def disconnect(self, session: Session, wall: float, *, with_will: bool) -> list[Message]:
-        """The connection of a session is gone; the wills to publish now."""
+        """Disconnect a session whose connection is gone; return the wills to publish now."""
         if not with_will:
             session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
         wills = self._disconnect(session, wall)
@@ -161,7 +161,7 @@ class Registry:
         return [will]
 
     def paid(self, session: Session) -> None:
-        """The will of a durable session is published."""
+        """Note that the will of a durable session is published."""
         owed, session.owed = session.owed, None
         self._save(session)
         if owed is not None:

@@ -18,7 +18,7 @@ class Revoked:
     __slots__ = ("_allowed", "_taken", "filters")
 
     def __init__(self, filters: Iterable[str], allowed: Iterable[str]) -> None:
-        """`allowed`: the subscriptions that are left."""
+        """Take `allowed`, the subscriptions that are left."""
         self.filters: set[str] = set()
         self._taken: FilterTrie[bool] = FilterTrie()
         self._allowed: FilterTrie[bool] = FilterTrie()
@@ -28,16 +28,16 @@ class Revoked:
             self.add(filter_)
 
     def add(self, filter_: str) -> None:
-        """A subscription is taken away."""
+        """Add a subscription that is taken away."""
         self.filters.add(filter_)
         self._taken.set(split_share(filter_)[1], True)
         self._allowed.remove(split_share(filter_)[1])
 
     def allow(self, filter_: str) -> None:
-        """The client has subscribed, and may."""
+        """Allow what the client has subscribed to again, and may."""
         self.filters.discard(filter_)
         self._allowed.set(split_share(filter_)[1], True)
 
     def hides(self, topic: str) -> bool:
-        """Whether a message of this topic must not be delivered."""
+        """Return True if a message of this topic must not be delivered."""
         return bool(self._taken.match(topic)) and not self._allowed.match(topic)

@@ -1,7 +1,7 @@
-"""Which filters match a topic: a table for filters without wildcards, a trie for the rest.
+"""The filters that match a topic: a table for filters without wildcards, a trie for the rest.
 
 Beside them stands a cache of whole answers (`Routes`): topic bytes as they arrive -> route. A cached route is
-right or marked stale: whoever holds one looks at `stale` before using it.
+right or marked stale: its holder looks at `stale` before using it.
 
     subscribe t/+/x -> every cached topic the filter matches is dropped and marked stale; others are untouched
     subscribe #     -> where that would be very many, all of them
@@ -36,7 +36,7 @@ class Router(Generic[E]):
         self._wild: FilterTrie[E] = FilterTrie()
 
     def get(self, filter_: str) -> E | None:
-        """The entry of this very filter."""
+        """Return the entry of this very filter."""
         return self._wild.get(filter_) if is_wildcard(filter_) else self._exact.get(filter_)
 
     def set(self, filter_: str, entry: E) -> None:
@@ -64,7 +64,7 @@ class Router(Generic[E]):
         return self._wild.nodes
 
     def match(self, topic: str) -> list[E]:
-        """The entries of all filters that match a topic."""
+        """Return the entries of all filters that match a topic."""
         found = self._wild.match(topic) if self._wild else []
         exact = self._exact.get(topic)
         if exact is not None:
@@ -76,11 +76,11 @@ class Router(Generic[E]):
         return self._wild.begin(topic) if self._wild else None
 
     def exact(self, topic: str) -> E | None:
-        """The entry of the filter that is this very topic."""
+        """Return the entry of the filter that is this very topic."""
         return self._exact.get(topic)
 
     def heard(self, topic: str) -> bool:
-        """Whether any filter matches a topic; quick where the answer is no."""
+        """Return True if any filter matches a topic; quick where the answer is no."""
         if topic in self._exact:
             return True
         if topic.startswith("$") and not self._wild.begins(first_level(topic)):
@@ -88,12 +88,12 @@ class Router(Generic[E]):
         return bool(self._wild) and bool(self._wild.match(topic))
 
     def heard_below(self, level: str) -> bool:
-        """Whether any filter begins with this first level of `$…` topics."""
+        """Return True if any filter begins with this first level of `$…` topics."""
         return self._wild.begins(level) or self._special[level] > 0
 
 
 def first_level(topic: str) -> str:
-    """The first level of a topic or filter."""
+    """Return the first level of a topic or filter."""
     return topic.split("/", 1)[0]
 
 
@@ -144,7 +144,7 @@ class Routes(Generic[R]):
         self._own += _cost(topic, route)
 
     def invalidate(self, filter_: str) -> None:
-        """Subscriptions of a filter have changed."""
+        """Forget what a change in the subscriptions of a filter makes wrong."""
         if not is_wildcard(filter_):
             self._drop(filter_)
             return
@@ -156,7 +156,7 @@ class Routes(Generic[R]):
             self._drop(topic)
 
     def clear(self) -> None:
-        """Everything may have changed."""
+        """Forget all routes: everything may have changed."""
         for route in self.table.values():
             route.stale = True
         self.table.clear()
@@ -185,5 +185,5 @@ class Routes(Generic[R]):
 
 
 def _cost(topic: str, route: Staleable) -> int:
-    """Bytes of a route: the topic is kept as text and as bytes."""
+    """Return how many bytes a route takes: the topic is kept as text and as bytes."""
     return ROUTE_BYTES + 2 * len(topic) + RECEIVER_BYTES * route.count

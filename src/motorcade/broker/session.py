@@ -73,7 +73,7 @@ class Owed(NamedTuple):
 
 
 class Wake:
-    """What timers hold instead of the session, so that one that has ended need not wait for them to be freed."""
+    """The timers' reference to a session, so that one that has ended need not wait for them to be freed."""
 
     __slots__ = ("session",)
 
@@ -170,7 +170,7 @@ class Session:
     # -- the connection comes and goes
 
     def attach(self, version: int, limit: int, max_packet: int, alias_limit: int) -> None:
-        """A connection with these properties is there; `resend` and `pump` follow when CONNACK is out."""
+        """Attach a connection with these properties; `resend` and `pump` follow when CONNACK is out."""
         self.version = version
         self.limit = limit
         self.max_packet = max_packet
@@ -180,7 +180,7 @@ class Session:
         self.state = CONNECTING
 
     def detach(self) -> None:
-        """The connection is gone. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
+        """Detach the connection. What was not written stays in the window; QoS 0 is lost, as QoS 0 may be."""
         self.state = OFFLINE
         self.let_go()
         if self.durable is not None:
@@ -193,7 +193,7 @@ class Session:
             self.put_down()
 
     def set_writable(self, writable: bool) -> None:
-        """The socket is full, or takes bytes again (call `pump` then)."""
+        """Note that the socket is full, or takes bytes again (call `pump` then)."""
         if self.greeted:
             self.state = WAITING if writable else FULL_SOCKET
             self.settle()
@@ -240,7 +240,7 @@ class Session:
             self.hold(frame)
 
     def hold(self, frame: Frame) -> None:
-        """A frame that cannot go out now: it waits, or it is dropped."""
+        """Hold a frame that cannot go out now: it waits, or it is dropped."""
         if not frame[0][0] & 6:
             state = self.state
             if state is OFFLINE and not self.shared.options.store_qos0:
@@ -275,14 +275,14 @@ class Session:
             self.lag = BEHIND
 
     def lose_patience(self, waiting: list[Waiter]) -> None:
-        """Those who wait have waited long enough."""
+        """Let publishers go on that have waited long enough."""
         if self.waiting is waiting:
             self.shared.stats.refused["patience"] += 1
             self.let_go()
             self.lag = Lag.GIVEN_UP
 
     def let_go(self) -> None:
-        """Whoever waits for this client goes on."""
+        """Let the publishers that wait for this client go on."""
         self.lag = Lag.NONE
         waiting, self.waiting = self.waiting, None
         for link in waiting or ():
@@ -293,7 +293,7 @@ class Session:
         return bool(chain and chain.fold(self.client, message_of(frame, self.version), acc=False) is True)
 
     def empty_queue(self) -> None:
-        """The session ends: nothing waits any more."""
+        """Empty the queue as the session ends: nothing waits any more."""
         queue, self.queue = self.queue, None
         if queue is not None:
             queue.replace(())
@@ -333,7 +333,7 @@ class Session:
         return True
 
     def take_id(self) -> int:
-        """A packet id that is not in use. There is one: the window is smaller than the id space."""
+        """Return a packet id that is not in use. There is one: the window is smaller than the id space."""
         first = 1 if self.durable is None else FIRST_OTHER_ID
         number = max(self.next_id, first)
         while number in self.inflight:
@@ -342,7 +342,7 @@ class Session:
         return number
 
     def _with_alias(self, frame: Frame, aliases: dict[bytes, int]) -> tuple[bytes, bytes]:
-        """Head and tail with a topic alias, where that is allowed and fits."""
+        """Return head and tail with a topic alias, where that is allowed and fits."""
         topic = topic_of(frame)
         alias = aliases.get(topic)
         if alias is not None:
@@ -381,7 +381,7 @@ class Session:
 
     @property
     def room(self) -> int:
-        """How many more messages of QoS 1 and 2 may be sent that have no packet id yet."""
+        """The number of messages of QoS 1 and 2 without a packet id that may still be sent."""
         room = self.limit - len(self.inflight)
         if self.durable is None:
             return room
@@ -389,12 +389,12 @@ class Session:
         return min(room, ids)
 
     def put_down(self) -> None:
-        """Most clients have no source that lasts: give the memory back when none is left."""
+        """Free the scheduler when no source is left: most clients have none that lasts."""
         if self.scheduler is not None and self.scheduler.idle:
             self.scheduler = None
 
     def go_on(self) -> None:
-        """Something that stood in the way of `pump` has gone."""
+        """Pump again, as something that stood in the way has gone."""
         if self.link is not None:
             self.link.pump_later()
 
@@ -406,7 +406,7 @@ class Session:
         return self.waiting_messages * 4 <= options.queue and size * 4 <= (options.queue_bytes or 1 << 62)
 
     def fresh(self, frame: Frame, now: float) -> Frame | None:
-        """A frame that has waited, with what is left of its life told anew; None if it has expired."""
+        """Return a frame that has waited, with what is left of its life told again; None if it has expired."""
         origin = frame[2]
         if isinstance(origin, Message) and origin.expires_at is not None:
             if origin.expired(now):
@@ -424,7 +424,7 @@ class Session:
     # -- acknowledgements
 
     def resend(self, now: float) -> None:
-        """After CONNACK: everything unacknowledged again, in the original order, with its id. [MQTT-4.4.0-1].
+        """Send everything unacknowledged again after CONNACK, in the original order, with its id. [MQTT-4.4.0-1].
 
         The client may take fewer at once than before: the rest is repeated as it acknowledges (`repeat`). What the
         source of a message has withdrawn meanwhile is not repeated.
@@ -447,7 +447,7 @@ class Session:
             self.durable.begin()
 
     def _withdraw(self, revoked: Revoked) -> None:
-        """What is in flight and may not be read any more is not repeated.
+        """Withdraw what is in flight and may not be read any more: it is not repeated.
 
         Its client may have got a QoS 2 message, and holds its id then: PUBREL frees it, and does no harm otherwise.
         """
@@ -491,14 +491,14 @@ class Session:
         self.unsent = unsent or None
 
     def drop(self, frame: Frame, why: str) -> None:
-        """Count a message that this client will not get, and tell whoever listens."""
+        """Count a message that this client will not get, and tell the hook `message.dropped`."""
         self.shared.stats.dropped[why] += 1
         chain = self.shared.hooks.message_dropped
         if chain is not None:
             chain.notify(self.client, message_of(frame, self.version), why)
 
     def forgo(self, message: Message, why: str) -> None:
-        """The same for a message that was never encoded."""
+        """Count a message that was never encoded, likewise."""
         self.shared.stats.dropped[why] += 1
         if self.shared.hooks.message_dropped is not None:
             self.shared.hooks.message_dropped.notify(self.client, message, why)
@@ -507,11 +507,11 @@ class Session:
 
     @property
     def special(self) -> bool:
-        """Whether messages must be encoded for this client alone: it limits packet sizes or takes topic aliases."""
+        """True if messages must be encoded for this client alone: it limits packet sizes or takes topic aliases."""
         return bool(self.max_packet or self.alias_limit)
 
     def speak(self, version: int, now: float) -> None:
-        """The client came back with another protocol version: what waits is encoded anew."""
+        """Change to another protocol version of a client that came back: what waits is encoded again."""
         old = self.version
         if (old == 5) == (version == 5):
             return
@@ -520,7 +520,7 @@ class Session:
             self.queue.replace([converted(frame, old, version, now) for frame in self.queue])
 
     def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS) -> None:
-        """The client is done with a message that was in flight."""
+        """Finish a message in flight: the client is done with it."""
         del self.inflight[number]
         if self.durable is not None:
             self.durable.acknowledged(number)
@@ -528,7 +528,7 @@ class Session:
             self.scheduler.acknowledged(number, reason)
 
     def held_for(self, now: float) -> float:
-        """Seconds for which the oldest message in flight has not been acknowledged, about; note when it is another."""
+        """Return the age in seconds of the oldest unacknowledged message, about; note a new oldest."""
         oldest = next(iter(self.inflight), 0)
         if oldest != self.oldest:
             self.oldest = oldest
@@ -538,7 +538,7 @@ class Session:
     # -- sources
 
     def offer_to_sources(self, subscription: Subscription, *, is_new: bool) -> None:
-        """The client has subscribed: sources may have something for it."""
+        """Offer a new subscription to sources: they may have something for it."""
         if self.revoked is not None:
             self.revoked.allow(subscription.filter)
         why = Why.NEW if is_new else Why.AGAIN
@@ -546,7 +546,7 @@ class Session:
             self.schedule_sources().subscribed(subscription, why)
 
     def revoke(self, filters: list[str]) -> None:
-        """Subscriptions were taken away: what waits under them is dropped, and what is in flight not repeated."""
+        """Withdraw subscriptions: what waits under them is dropped, and what is in flight not repeated."""
         if self.revoked is None:
             self.revoked = Revoked(filters, self.subscriptions)
         else:
@@ -559,14 +559,14 @@ class Session:
         self.go_on()
 
     def leave_sources(self, filter_: str) -> None:
-        """The client has unsubscribed."""
+        """Take from sources a filter that the client has unsubscribed."""
         if self.scheduler is not None:
             self.scheduler.unsubscribed(filter_)
             self.put_down()
             self.go_on()  # others may have room now
 
     def resume_sources(self) -> None:
-        """The client is back: its sources go on."""
+        """Resume the sources of a client that is back."""
         wanted = (self._concerns_sources(subscription, Why.RESUMED) for subscription in self.subscriptions.values())
         if self.scheduler is not None or any(wanted):
             self.schedule_sources().resumed()
@@ -575,17 +575,17 @@ class Session:
         return any(kind.concerns(self.client, subscription, why) for kind in self.shared.sources.kinds)
 
     def schedule_sources(self) -> SourceScheduler:
-        """What carries messages of sources to this client; made when first needed."""
+        """Return the scheduler that sends messages of sources to this client; made when first needed."""
         if self.scheduler is None:
             self.scheduler = SourceScheduler(self)
         return self.scheduler
 
     def expects_release(self, number: int) -> bool:
-        """Whether a QoS 2 message of the client with this id is already here."""
+        """Return True if a QoS 2 message of the client with this id is already here."""
         return self.awaiting is not None and number in self.awaiting
 
     def await_release(self, number: int, now: float) -> None:
-        """A QoS 2 message of the client has come and been routed; its id is taken until PUBREL."""
+        """Keep the id of a QoS 2 message of the client, which has come and been routed, until PUBREL."""
         if self.awaiting is None:
             self.awaiting = {}
         self.awaiting[number] = now
@@ -597,11 +597,11 @@ class Session:
         self._doubts[number] = doubt
 
     def doubts(self, number: int) -> bool:
-        """Whether a QoS 2 message of the client is doubtful."""
+        """Return True if a QoS 2 message of the client is doubtful."""
         return self._doubts is not None and number in self._doubts
 
     def doubted(self, number: int) -> Doubt | None:
-        """What is known of a doubtful message that is to be routed once more, now that it has come again."""
+        """Take what is known of a doubtful message that is to be routed once more, now that it has come again."""
         return self._doubts.pop(number, None) if self._doubts else None
 
     @property
@@ -616,7 +616,7 @@ class Session:
         return self.acks
 
     def release(self, number: int) -> bool:
-        """PUBREL has come; False if the id was not known."""
+        """Release an id, as PUBREL has come; False if the id was not known."""
         self.doubted(number)
         return self.awaiting is not None and self.awaiting.pop(number, None) is not None
 

@@ -1,4 +1,4 @@
-"""What all sessions of a node share."""
+"""The data that all sessions of a node share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _no_loop(*_: object) -> Delayed:
 
 
 class SessionContext:
-    """What all sessions of a node share: one object, so that a session needs one reference."""
+    """The data that all sessions of a node share: one object, so that a session needs one reference."""
 
     __slots__ = (
         "bounds",

@@ -1,4 +1,4 @@
-"""What durable sessions read: entries for clients that have room, and what a mailbox that is too full drops.
+"""Reads of durable sessions: entries for clients that have room, and what a mailbox that is too full drops.
 
 Reads are tasks that go on though the store fails. Each begins with finding what a process that was killed may have
 sent (durable queue, rule 3), if that is unknown.
@@ -24,10 +24,10 @@ STEP = 16  #: entries read at once to look through a mailbox
 
 
 class SessionReader:
-    """What the durable sessions of a node read."""
+    """The reads of a node's durable sessions."""
 
     def __init__(self, mailboxes: Mailboxes, writer: SessionWriter, start: Callable[[Work, str], None]) -> None:
-        """`start` runs something as a task of this name."""
+        """Take `start`, which runs something as a task of this name."""
         self._mailboxes = mailboxes
         self._writer = writer
         self._start = start
@@ -61,7 +61,7 @@ class SessionReader:
             self._writer.pump((queue.session,), now)
 
     async def count_sent(self, queue: DurableQueue) -> None:
-        """After a crash: find the last entry that may have been sent before it (durable queue, rule 3)."""
+        """Find the last entry that may have been sent before a crash (durable queue, rule 3)."""
         if queue.sent_to == UNKNOWN:
             last = count = size = 0
             async for entry in self.entries(queue, STEP, queue.max_sent):

@@ -1,4 +1,4 @@
-"""How durable sessions are stored: keys and values of their records and mailbox entries.
+"""The stored form of durable sessions: keys and values of their records and mailbox entries.
 
 | where | key | value |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""What durable sessions write: messages for them, acknowledgements, marks, and their records.
+"""Writes of durable sessions: messages for them, acknowledgements, marks, and their records.
 
     accept ─▶ [ one batch per message, or per read ] ─▶ store.write ─▶ stored: receivers get it, then it is answered
        └─(more than the store has room for now)─▶ [ waiting: in steps, in order ] ─┘
@@ -144,7 +144,7 @@ class MessageBatch(Batch):
 
 
 class SessionWriter:
-    """What the durable sessions of a node write."""
+    """The writes of a node's durable sessions."""
 
     def __init__(
         self, lease: SessionLease, loop: asyncio.AbstractEventLoop, flush: Callable[[], None], supervisor: Tasks

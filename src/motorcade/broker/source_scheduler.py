@@ -64,7 +64,7 @@ INBOX = 10_000  #: things that sources of one client were sent and have not hear
 
 
 class Upstream(Protocol):
-    """What a window gets its messages from: the slot of a source, the durable queue, the live queue."""
+    """The upstream of a window, from which it gets messages: a source's slot, the durable queue, the live queue."""
 
     @property
     def waits(self) -> bool:
@@ -121,7 +121,7 @@ class SourceScheduler:
 
     @property
     def client(self) -> ClientInfo:
-        """Whose sources these are."""
+        """The client of these sources."""
         return self.session.client
 
     def later(self, delay: float, timer: Timer) -> Delayed:
@@ -135,18 +135,18 @@ class SourceScheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing left to carry, or to remember."""
+        """True if there is nothing left to carry, or to remember."""
         return not (self.slots or self.leaving or self.unacked or self._done or self._inbox)
 
     @property
     def active(self) -> bool:
-        """Whether `pump` has something to do here."""
+        """True if `pump` has something to do here."""
         return bool(self._ring or self._free or self._done or self._hungry)
 
     # -- room
 
     def promise(self, slot: SourceSlot) -> int:
-        """How many messages a source may give: as many as it was told and has not given, or more (rule 1)."""
+        """Return how many messages a source may give: as many as promised and not given, or more (rule 1)."""
         session = self.session
         if not session.greeted or slot.leaving or slot.feed is None:
             return 0
@@ -170,7 +170,7 @@ class SourceScheduler:
     # -- subscriptions come and go
 
     def subscribed(self, subscription: Subscription, why: Why) -> None:
-        """A client has subscribed, for the first time or again."""
+        """Take a subscription of the client, the first or a repeated one."""
         self._settle()
         for kind in self.session.shared.sources.kinds:
             slot = self.slots.get(_key(kind, subscription.filter))
@@ -185,13 +185,13 @@ class SourceScheduler:
             self._enter(kind, subscription, why)
 
     def unsubscribed(self, filter_: str) -> None:
-        """A subscription is gone."""
+        """Drop a subscription that is gone."""
         self._settle()
         for slot in [slot for slot in self.slots.values() if filter_ in slot.subscriptions]:
             self._end_filter(slot, filter_, Why.UNSUBSCRIBED)
 
     def added(self, kind: SourceType) -> None:
-        """A kind of source was registered: offer it what the client has subscribed to."""
+        """Offer to a new kind of source what the client has subscribed to."""
         for subscription in list(self.session.subscriptions.values()):
             slot = self.slots.get(_key(kind, subscription.filter))
             if slot is not None and subscription.filter in slot.subscriptions:
@@ -200,7 +200,7 @@ class SourceScheduler:
                 self._enter(kind, subscription, Why.RECREATED)
 
     def removed(self, kind: SourceType) -> None:
-        """A kind of source was unregistered: nobody is told any more what becomes of its messages."""
+        """End the sources of an unregistered kind: they are not told any more what becomes of their messages."""
         self._settle()
         for slot in [slot for slot in self._all() if slot.kind is kind]:
             for filter_ in list(slot.subscriptions):
@@ -221,7 +221,7 @@ class SourceScheduler:
             self._terminate(slot)
 
     def _offer(self, slot: SourceSlot, subscription: Subscription, why: Why) -> bool:
-        """Whether the source of a slot takes a filter."""
+        """Return True if the source of a slot takes a filter."""
         kind = slot.kind
         try:
             taken = (slot.source or slot.make()).subscribe(subscription, why)
@@ -235,7 +235,7 @@ class SourceScheduler:
         return bool(taken)
 
     def _begin(self, slot: SourceSlot, why: Why) -> None:
-        """A new instance for a slot that has filters; it ends if none of them is taken."""
+        """Begin a new instance for a slot that has filters; it ends if none of them is taken."""
         filters = list(slot.subscriptions)
         anew, slot.anew = slot.anew or {}, None
         for subscription in list(slot.subscriptions.values()):
@@ -248,7 +248,7 @@ class SourceScheduler:
             self._terminate(slot)
 
     def _end_filter(self, slot: SourceSlot, filter_: str, why: Why, *, linger: bool = True) -> None:
-        """A slot has one filter less; without any it ends, as soon as nothing is in flight any more."""
+        """Remove a filter from a slot; without any it ends, as soon as nothing is in flight any more."""
         self._call_unsubscribe(slot, filter_, why)
         slot.subscriptions.pop(filter_, None)
         self._purge(slot, filter_)
@@ -265,13 +265,13 @@ class SourceScheduler:
             self._terminate(slot)
 
     def _purge(self, slot: SourceSlot, filter_: str) -> None:
-        """What was given for a filter and not sent goes away."""
+        """Remove what was given for a filter and not sent."""
         gone = [given for given in slot.buffer if given.filter == filter_]
         if gone:
             slot.buffer = deque(given for given in slot.buffer if given.filter != filter_)
             self._count(gone)
             if not slot.promised and slot.subscriptions:
-                self._hungry[slot] = None  # nobody tells it of what is gone, but there is room now
+                self._hungry[slot] = None  # no one tells it of what is gone, but there is room now
         self._line_up(slot)
 
     def _count(self, gone: list[Given]) -> None:
@@ -286,7 +286,7 @@ class SourceScheduler:
                 self._failed(slot.kind, "unsubscribe")
 
     def _terminate(self, slot: SourceSlot) -> None:
-        """The end of an instance."""
+        """End an instance."""
         if slot.source is not None:
             try:
                 slot.source.terminate()
@@ -295,7 +295,7 @@ class SourceScheduler:
         self._drop(slot)
 
     def _drop(self, slot: SourceSlot) -> None:
-        """A slot has no source any more; nothing of it waits, and nothing is promised to it."""
+        """Drop the source of a slot; nothing of it waits, and nothing is promised to it."""
         slot.unmake()
         self._count(list(slot.buffer))
         slot.buffer.clear()
@@ -312,7 +312,7 @@ class SourceScheduler:
     # -- the connection comes and goes
 
     def detach(self, why: Why) -> None:
-        """The connection is gone: its sources end, their slots wait for the client."""
+        """End the sources as the connection is gone; their slots wait for the client."""
         self._settle()
         for slot in self._all():
             for filter_ in list(slot.subscriptions):
@@ -331,7 +331,7 @@ class SourceScheduler:
             self.session.inflight.pop(number, None)
 
     def resumed(self) -> None:
-        """The client is back, and has got its CONNACK."""
+        """Resume the sources of a client that is back, and has got its CONNACK."""
         offered = {(slot.kind.name, filter_) for slot in self.slots.values() for filter_ in slot.subscriptions}
         for slot in list(self.slots.values()):
             self._begin(slot, Why.RESUMED)
@@ -370,7 +370,7 @@ class SourceScheduler:
         return wanted
 
     def late(self, number: int, reason: ReasonCode) -> None:
-        """The client acknowledges, unasked, what was not repeated on this connection."""
+        """Take a late acknowledgement, unasked, of what was not repeated on this connection."""
         slot, given = self._withdrawn.pop(number, (None, None))
         if slot is not None and given is not None and slot.kind.late is not None and reason < 0x80:
             try:
@@ -379,7 +379,7 @@ class SourceScheduler:
                 self._failed(slot.kind, "late")
 
     def end(self) -> None:
-        """The session has ended. Its sources have heard of it when the connection went."""
+        """End with the session. Its sources have heard of it when the connection went."""
         for slot in self._all():
             self._terminate(slot)
         self.slots.clear()
@@ -389,7 +389,7 @@ class SourceScheduler:
     # -- what sources are told
 
     def post(self, slot: SourceSlot, feed: InstanceFeed, what: object) -> None:
-        """`info` for a source in the next turn of the event loop."""
+        """Send `info` to a source in the next turn of the event loop."""
         if len(self._inbox) >= INBOX:
             slot.kind.counters["overrun"] += 1
             return
@@ -397,7 +397,7 @@ class SourceScheduler:
         self._turn_later()
 
     def tell(self, what: object) -> bool:
-        """`info` for all generic sources; False if there is none."""
+        """Send `info` to all generic sources; False if there is none."""
         told = False
         for slot in self.slots.values():
             if slot.kind.generic and slot.feed is not None:
@@ -455,7 +455,7 @@ class SourceScheduler:
                 self._terminate(slot)
 
     def _settle_run(self, slot: SourceSlot, run: list[Outcome], reason: ReasonCode, dropped: str) -> None:
-        """Messages of one source that fared alike."""
+        """Tell a source the same outcome of several of its messages."""
         outcome_name = dropped or ("refused" if reason >= 0x80 else "delivered")
         counters = slot.kind.counters
         at_once = slot.at_once
@@ -504,7 +504,7 @@ class SourceScheduler:
             self._recreate(slot)
 
     def _finish(self, slot: SourceSlot, filter_: str) -> None:
-        """A source is done with a filter, by its own word."""
+        """Finish a filter that a source is done with, by its own word."""
         del slot.subscriptions[filter_]
         self._purge(slot, filter_)
         if not slot.subscriptions:
@@ -512,7 +512,7 @@ class SourceScheduler:
             self._terminate(slot)
 
     def _take(self, slot: SourceSlot, items: Sequence[object]) -> None:
-        """Messages from a source."""
+        """Take messages from a source."""
         counters, subscriptions = slot.kind.counters, slot.subscriptions
         usable: list[Given] = []
         size = 0
@@ -606,7 +606,7 @@ class SourceScheduler:
             self._free.setdefault(upstream)
 
     def _round(self, now: float, budget: int) -> int:
-        """One message of everybody who waits; how many were sent. One that waits alone may send more."""
+        """Send one message of each upstream that waits; return how many. One that waits alone may send more."""
         session = self.session
         sent = 0
         cut = False
@@ -689,7 +689,7 @@ class SourceScheduler:
             self._tell_sent(slot, [given])
 
     def _send_run(self, slot: Upstream, now: float, most: int) -> int:
-        """Messages of one that waits alone, as far as there is room; how many were sent.
+        """Send messages of a slot that waits alone, as far as there is room; return how many were sent.
 
         Plain ones, to a client with nothing special, take the inside of `send` and `Session.send` without their calls.
         """
@@ -707,7 +707,7 @@ class SourceScheduler:
         return sent
 
     def _send_quickly(self, slot: SourceSlot, now: float, most: int) -> int:
-        """The next messages of a slot up to the first with something of its own; how many were sent."""
+        """Send the next messages of a slot up to the first with something of its own; return how many were sent."""
         session = self.session
         buffer, inflight, out, unacked, done = slot.buffer, session.inflight, session.out, self.unacked, self._done
         subscriptions, version, take_id = slot.subscriptions, session.version, session.take_id
@@ -813,7 +813,7 @@ class SourceScheduler:
         return True
 
     def _asks_now(self, slot: SourceSlot) -> bool:
-        """Whether a source that can be asked wants to be."""
+        """Return True if a source that can be asked wants to be."""
         try:
             return slot.source is not None and slot.source.asks is not False
         except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
@@ -838,7 +838,7 @@ class SourceScheduler:
             return given.message
 
     def acknowledged(self, number: int, reason: ReasonCode = ReasonCode.SUCCESS, dropped: str = "") -> None:
-        """The client is done with a message, or will never get it; its source hears of it with the next pump."""
+        """Finish a message that the client is done with, or will never get; its source hears of it at the next pump."""
         at = self.unacked.pop(number, None)
         if at is None:
             return
@@ -863,5 +863,5 @@ def _key(kind: SourceType, filter_: str) -> tuple[str, str]:
 
 
 def is_message(message: object) -> bool:
-    """Whether a source has given what it should; what cannot be encoded shows when it is."""
+    """Return True if a source has given what it should; values that cannot be encoded are found when they are sent."""
     return isinstance(message, Message) and isinstance(message.payload, bytes)

@@ -48,7 +48,7 @@ class SourceSlot:
         self.kind = kind
         self.kept: Any = None
         self.subscriptions: dict[str, Subscription] = {}
-        self.source: Source | None = None  #: none while the client is away, or one is to be made anew
+        self.source: Source | None = None  #: none while the client is away, or before one is made again
         self.feed: InstanceFeed | None = None  #: what the source has from us
         self.asks = False  #: it wants to be asked before a message is sent, if it does not say otherwise
         self.told_sent = False  #: it hears that a message was sent
@@ -63,7 +63,7 @@ class SourceSlot:
         self.anew: dict[str, Why] | None = None  #: filters that came while there was no instance to hear of them
 
     def make(self) -> Source:
-        """A new instance of the source."""
+        """Return a new instance of the source."""
         self.feed = InstanceFeed(self)
         self.source = self.kind.make(self.feed)
         self.asks = type(self.source).sending is not Source.sending
@@ -72,7 +72,7 @@ class SourceSlot:
         return self.source
 
     def unmake(self) -> None:
-        """The instance has ended."""
+        """Drop the instance, which has ended."""
         self.source = None
         if self.feed is not None:
             self.feed.close()
@@ -176,7 +176,7 @@ class InstanceFeed:
             self._timers.discard(timer)
 
     def close(self) -> None:
-        """The instance has ended."""
+        """Close the feed of an instance that has ended."""
         self._open = False
         for timer in list(self._timers or ()):
             timer.cancel()

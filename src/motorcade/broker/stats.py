@@ -1,4 +1,4 @@
-"""Counters of one node. They only grow; whoever shows them takes a copy.
+"""Counters of one node. They only grow; readers take a copy.
 
 The fast path counts in local variables and adds here once per read.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class Stats:
-    """What has happened since the node started."""
+    """The counts since the node started."""
 
     __slots__ = (
         "abandoned",
@@ -88,7 +88,7 @@ DROP_REASONS = (
     "no_memory",
 )
 WITHDRAWN = (
-    "store_failed",  # it was not stored, or nobody knows
+    "store_failed",  # it was not stored, or that is not known
     "repeated",  # the store has it already
     "nack",  # a plugin has taken it back
 )

@@ -1,4 +1,4 @@
-"""What the broker's tables cost. Bytes are estimates, see `extension.metrics.Table`."""
+"""The memory of the broker's tables. Bytes are estimates, see `extension.metrics.Table`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAPPING_BYTES: Final = 260  #: one name
 
 
 def tables(state: BrokerState) -> list[Table]:
-    """Counted anyway, so this takes no longer with more clients."""
+    """Return figures that are counted anyway, so this takes no longer with more clients."""
     pubsub, shared = state.pubsub, state.shared
     subscriptions = pubsub.subscriptions + pubsub.shared_subscriptions
     return [

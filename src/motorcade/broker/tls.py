@@ -19,7 +19,7 @@ from motorcade.core.errors import ConfigError
 
 
 class TlsFiles(NamedTuple):
-    """Where a TLS listener has its certificates from, and what it demands."""
+    """The files of a TLS listener, and what it demands."""
 
     certificate: str
     key: str
@@ -38,7 +38,7 @@ class Served(NamedTuple):
 
 
 def server_context(files: TlsFiles) -> Served:
-    """The context of a TLS listener; `ConfigError` says which file is wrong."""
+    """Return the context of a TLS listener; `ConfigError` says which file is wrong."""
     contents = {name: _read(name, path) for name, path in _paths(files)}
     if files.require_client_certificate and not files.ca:
         raise ConfigError("require_client_certificate needs a ca file to verify them with")
@@ -102,7 +102,7 @@ def _lists(name: str, path: str, content: bytes) -> list[float | None]:
 
 
 def _expiry(files: TlsFiles, contents: Mapping[str, bytes]) -> dict[str, float]:
-    """When what was read ends: of each file the first. A certificate that OpenSSL reads and we do not is left out."""
+    """Return when the contents end: of each file the first. A certificate that only OpenSSL can read is left out."""
     found: dict[str, float] = {}
     for name in ("certificate", "ca"):
         try:
@@ -118,7 +118,7 @@ def _expiry(files: TlsFiles, contents: Mapping[str, bytes]) -> dict[str, float]:
 
 
 def certificate_of(ssl_object: ssl.SSLObject) -> Certificate | None:
-    """What the client's verified certificate says; None if it showed none."""
+    """Return the contents of the client's verified certificate; None if it showed none."""
     found = ssl_object.getpeercert()
     if not found:
         return None
@@ -133,7 +133,7 @@ def certificate_of(ssl_object: ssl.SSLObject) -> Certificate | None:
 
 
 def _escaped(value: str) -> str:
-    """A value as RFC 4514 writes it, so that nothing in it reads as another attribute."""
+    """Return a value as RFC 4514 writes it, so that nothing in it reads as another attribute."""
     text = re.sub(r'([,+"\\<>;=])', r"\\\1", value)
     text = re.sub(r"^([# ])", r"\\\1", text)
     return re.sub(r"(?<!\\) $", r"\\ ", text)

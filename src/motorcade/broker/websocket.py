@@ -130,7 +130,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._receive(data[:end] if end < len(data) else data)
 
     def _next_turn(self) -> None:
-        """The other connections have had their turn."""
+        """Go on after the turns of the other connections."""
         self._spent = False
         self._follow_reading()
         if self._rest and not self._held:
@@ -139,7 +139,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self.connection_lost(None)
 
     def _goes_on(self) -> bool:
-        """Whether only the budgets of this turn keep what has come from being taken."""
+        """Return True if only the budgets of this turn keep what has come from being taken."""
         connection = self._connection
         return (
             bool(self._rest)
@@ -163,7 +163,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def hold(self, held: bool) -> None:
-        """The connection wants nothing to be read, or wants it again."""
+        """Pause or resume reading, as the connection wants."""
         if held is self._held:
             return
         self._held = held
@@ -219,7 +219,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     @property
     def _local(self) -> bool:
-        """Whether the peer is on this machine."""
+        """True if the peer is on this machine."""
         channel = self._connection.channel if self._connection is not None else None
         return channel is not None and channel.client.is_loopback
 
@@ -239,13 +239,13 @@ class WebSocketProtocol(asyncio.Protocol):
     # -- for the connection
 
     def send(self, data: bytes) -> None:
-        """One binary frame."""
+        """Send one binary frame."""
         if self._ws.state is State.OPEN:
             self._ws.send_binary(data)
             self._send()
 
     def close(self) -> None:
-        """Closing handshake, then the socket."""
+        """Send the closing handshake, then close the socket."""
         if self._ws.state is State.OPEN:
             self._ws.send_close(CloseCode.NORMAL_CLOSURE)
             self._send()
@@ -254,7 +254,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
 
 def admits(origins: Sequence[str], origin: Sequence[str], host: Sequence[str], local: bool) -> bool:
-    """Whether a page of an origin may connect.
+    """Return True if a page of an origin may connect.
 
     Browsers say where a page is from, other clients do not. Without a list only pages of the host that is asked are let
     in. A site can make its name lead to this machine, whose clients may need no log-in: for them (`local`) the host
@@ -304,7 +304,7 @@ def measure(data: bytes, inside: int, most: int) -> tuple[int, int, int]:
 
 
 def _select_subprotocol(_protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """`mqtt`, or `mqttv3.1` as clients of MQTT 3.1 say; a client that names none is let in without. [MQTT-6.0.0-3]"""
+    """Select `mqtt`, or `mqttv3.1` as MQTT 3.1 clients say; one that names none is let in without. [MQTT-6.0.0-3]"""
     for name in ("mqtt", "mqttv3.1"):
         if name in offered:
             return Subprotocol(name)
@@ -312,7 +312,7 @@ def _select_subprotocol(_protocol: ServerProtocol, offered: Sequence[Subprotocol
 
 
 class WebSocketTransport(asyncio.Transport):
-    """What a `Connection` writes to."""
+    """The transport that a `Connection` writes to."""
 
     def __init__(self, transport: asyncio.Transport, protocol: WebSocketProtocol) -> None:
         super().__init__()

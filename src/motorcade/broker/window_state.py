@@ -6,7 +6,7 @@ import enum
 
 
 class WindowState(enum.IntEnum):
-    """How far a message gets that comes now. Each state allows what those before it allow, and more."""
+    """The way of a message that comes now. Each state allows what those before it allow, and more."""
 
     OFFLINE = 0  #: no connection is attached
     CONNECTING = 1  #: a connection is attached, but its client has no CONNACK yet: nothing may go out before
@@ -16,7 +16,7 @@ class WindowState(enum.IntEnum):
 
 
 class Lag(enum.Enum):
-    """Whether publishers wait for a client (`session`, rule 4)."""
+    """The state of a client that publishers may wait for (`session`, rule 4)."""
 
     NONE = enum.auto()  #: it keeps up with them
     BEHIND = enum.auto()  #: those who publish to it alone wait
