@@ -1,10 +1,10 @@
 """Read ACL files: ordered rules (Erlang terms), and mosquitto's format.
 
 Both become the same `Rule`s. Whatever cannot be understood is an `AccessFileError` that names file and line:
-a rule that is left out may be the one that kept somebody out. A file without a single rule denies everything.
+a rule that is left out may be the one that kept a client out. A file without a single rule denies everything.
 
 Mosquitto's file is not ordered: `deny` goes before everything else, `topic` lines belong to the `user` above them
-(before the first `user`: to clients without user name), `pattern` lines to everybody.
+(before the first `user`: to clients without user name), `pattern` lines to all clients.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Format(StrEnum):
-    """How a rule file is written."""
+    """The format of a rule file."""
 
     AUTO = "auto"  #: look at the first line that says something
     RULES = "rules"
@@ -66,11 +66,11 @@ class RuleFile:
     index: RuleIndex = field(repr=False, compare=False)
 
     def match(self, client: ClientInfo, action: Action, asked: str) -> Rule | None:
-        """The rule that decides, if there is one."""
+        """Return the rule that decides, if there is one."""
         return first_match(self.index.concerning(client), client, action, asked)
 
     def decide(self, client: ClientInfo, action: Action, asked: str, *, no_match: bool) -> tuple[bool, Rule | None]:
-        """Whether the client may, and the rule that says so (None: no rule matched)."""
+        """Return whether the client may, and the rule that says so (None: no rule matched)."""
         try:
             rule = self.match(client, action, asked)
         except SubjectError:
@@ -80,7 +80,7 @@ class RuleFile:
         return no_match and bool(self.rules) and not needs_rule(client, action, asked), None
 
     def warnings(self) -> list[str]:
-        """What is allowed but hardly meant."""
+        """Return warnings about rules that are allowed but hardly meant."""
         found: list[str] = []
         if not self.rules:
             found.append(f"{self.name}: there is no rule, so everything is denied")
@@ -98,7 +98,7 @@ def load(path: str | Path, format_: Format = Format.AUTO) -> RuleFile:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of an access file."""
+    """Return the text of an access file."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -109,7 +109,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse(text: str, name: str, format_: Format = Format.AUTO) -> RuleFile:
-    """The rules in a text; `name` is what error messages call it."""
+    """Return the rules in a text; `name` is what error messages call it."""
     if format_ is Format.AUTO:
         format_ = detect(text)
     rules = _mosquitto(text, name) if format_ is Format.MOSQUITTO else _ordered(text, name)
@@ -117,7 +117,7 @@ def parse(text: str, name: str, format_: Format = Format.AUTO) -> RuleFile:
 
 
 def detect(text: str) -> Format:
-    """Which format a text is in; what looks like neither is read as rules, and refused there."""
+    """Detect the format of a text; what looks like neither is read as rules, and refused there."""
     commented = False
     for line in map(str.strip, text.splitlines()):
         if line.startswith("#"):
@@ -218,7 +218,7 @@ def _without_eq(text: str) -> tuple[str, bool]:
 
 
 def claimed_rules(claim: object) -> tuple[Rule, ...]:
-    """Rules in the claim of a token; `RuleError` if they are not understood.
+    """Read the rules in the claim of a token; `RuleError` if they are not understood.
 
     Either `{"pub": […], "sub": […], "all": […]}`, which allows, or a list of
     `{"permission": "allow"|"deny", "action": "publish"|"subscribe"|"all", "topic": "…"}`, in order.
@@ -327,6 +327,6 @@ def _first_word(line: str) -> tuple[str, str]:
 
 
 def _plain(filter_: str) -> TopicPattern:
-    """A filter in which nothing is a placeholder."""
+    """Return a filter in which nothing is a placeholder."""
     topic_pattern(filter_.replace("$", "x").replace("%", "x"))
     return TopicPattern((filter_,), literal=False)

@@ -44,7 +44,7 @@ class Case(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     attrs: dict[str, str] = {}
 
     def asker(self) -> ClientInfo:
-        """The client that asks."""
+        """Return the client that asks."""
         return ClientInfo(
             client_id=self.client,
             username=self.user,
@@ -55,7 +55,7 @@ class Case(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
 
     def identity(self) -> str:
-        """The client in the words of a case file."""
+        """Return the client in the words of a case file."""
         given = {"user": self.user, "client": self.client, "addr": self.addr, "cn": self.cn}
         words = [f"{key}={shlex.quote(value)}" for key, value in given.items() if value]
         words += [f"attr.{key}={shlex.quote(value)}" for key, value in self.attrs.items()]
@@ -64,7 +64,7 @@ class Case(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the rules answered to a case."""
+    """The answer of the rules to a case."""
 
     number: int  #: line of the text file, or number of the TOML table
     case: Case
@@ -81,7 +81,7 @@ class Result:
 
     @property
     def why(self) -> str:
-        """What decided, in words."""
+        """The reason of the decision, in words."""
         if self.case.superuser:
             return "a superuser may do everything"
         if self.rule is None:

@@ -18,7 +18,7 @@ NameInCertificate = Literal["cn", "san", "dn"]
 
 
 class BackendConfig(Struct, forbid_unknown_fields=True, frozen=True, tag_field="type"):
-    """What all ways to authenticate have in common: they are told apart by `type`."""
+    """The options that all ways to authenticate have in common: they are told apart by `type`."""
 
 
 class Password(BackendConfig, tag="password", frozen=True):
@@ -77,7 +77,7 @@ AnyBackend = Password | Jwt | Http | ClientCertificate
 
 
 class AccessConfig(Struct, forbid_unknown_fields=True, frozen=True):
-    """Who gets in, and what they may do."""
+    """The options of access: authentication and rules."""
 
     authentication: tuple[AnyBackend, ...] = ()  #: asked in this order until one decides
     #: clients that show nothing; auto: deny where backends are configured, else loopback

@@ -64,7 +64,7 @@ class Expression:
         self._start = self._closure([0], start=True)
 
     def search(self, subject: str) -> bool:
-        """Whether the expression is found anywhere in a name. `SubjectError` if that is too long."""
+        """Return True if the expression is found anywhere in a name. `SubjectError` if that is too long."""
         if len(subject) > MAX_SUBJECT:
             raise SubjectError(f"a name of more than {MAX_SUBJECT} characters cannot be compared with an expression")
         states, last = self._start, len(subject) - 1
@@ -90,7 +90,7 @@ class Expression:
         return following
 
     def _closure(self, seeds: Iterable[int], *, start: bool = False, through: tuple[str, ...] = ()) -> _States:
-        """The instructions that can be reached without a character; -1 if the end of the expression can."""
+        """Return the instructions that can be reached without a character; -1 if the end of the expression can."""
         found: set[int] = set()
         seen: set[int] = set()
         open_ = list(seeds)
@@ -206,7 +206,7 @@ _CATEGORIES: Final[dict[Any, Callable[[str], bool]]] = {
 
 
 def _test(code: Any, argument: Any, *, fold: bool) -> Callable[[str], bool]:
-    """Whether a character is one of those that are meant; with `fold`, in upper or lower case."""
+    """Return a test for the characters that are meant; with `fold`, in upper or lower case."""
     if code is codes.ANY:
         return lambda char: char != "\n"
     parts = argument if code is codes.IN else [(codes.LITERAL, argument)]
@@ -218,7 +218,7 @@ def _test(code: Any, argument: Any, *, fold: bool) -> Callable[[str], bool]:
 
 
 def _member(kind: Any, value: Any) -> Callable[[str], bool]:
-    """Whether a character is in one part of a set."""
+    """Return a test for the characters in one part of a set."""
     if kind is codes.RANGE:
         low, high = map(chr, value)
         return lambda char: low <= char <= high

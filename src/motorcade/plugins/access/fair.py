@@ -1,6 +1,6 @@
 """A bounded queue for work of which only some may run at once, fair by flow.
 
-A flow is an address, or one client that is known there. Flows take turns, whoever came first within each. When all
+A flow is an address, or one client that is known there. Flows take turns, oldest request first within each. When all
 places are taken, the longest flow gives up its newest place to a flow that has fewer: one address that asks without end
 delays others by one piece of work, and keeps no one out.
 """
@@ -42,7 +42,7 @@ class FairQueue:
             raise
 
     def leave(self) -> None:
-        """The work is done: the next flow has its turn."""
+        """Leave when the work is done: the next flow has its turn."""
         self.running -= 1
         while self.waiting and self.running < self._at_once:
             flow = next(iter(self._flows))
@@ -80,7 +80,7 @@ class FairQueue:
         return True
 
     def _forget(self, flow: str, turn: asyncio.Future[bool]) -> None:
-        """A caller that no longer waits gives its place back."""
+        """Give back the place of a caller that no longer waits."""
         turns = self._flows.get(flow)
         if turns is not None and turn in turns:
             turns.remove(turn)

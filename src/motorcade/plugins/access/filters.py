@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether `wide` matches everything that `narrow` matches."""
+    """Return True if `wide` matches everything that `narrow` matches."""
     if wide == narrow:
         return True
     if narrow[0] == "$" and wide[0] in "+#":
@@ -29,7 +29,7 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether a topic exists that both filters match."""
+    """Return True if a topic exists that both filters match."""
     if one == other:
         return True
     if (one[0] == "$" and other[0] in "+#") or (other[0] == "$" and one[0] in "+#"):

@@ -20,8 +20,8 @@ WINDOW = 60.0  #: seconds over which failures are counted
 class SuccessCache(Generic[V]):
     """Remembers answers by what the client showed, without keeping what it showed.
 
-    Keys are hashes under a key that is made anew with each cache and never leaves it: whoever gets hold of the table
-    cannot try passwords against it.
+    Keys are hashes under a key that is made with each cache and never leaves it: a copy of the table is of no use for
+    trying passwords.
     """
 
     __slots__ = ("_entries", "_key", "_lifetime", "_size")
@@ -36,7 +36,7 @@ class SuccessCache(Generic[V]):
         return len(self._entries)
 
     def get(self, shown: Iterable[bytes | str | None], now: float) -> V | None:
-        """What was remembered, unless it is too old."""
+        """Return what was remembered, unless it is too old."""
         if not self._entries:
             return None
         entry = self._entries.get(self._digest(shown))
@@ -79,7 +79,7 @@ class Failures:
         return len(self._entries)
 
     def blocked(self, name: str, host: str, now: float) -> bool:
-        """Whether this name must wait before it may try again from this address."""
+        """Return True if this name must wait before it may try again from this address."""
         return bool(self.limit) and self._count(_identity(name, host), now) >= self.limit
 
     def failed(self, name: str, host: str, now: float) -> int:
@@ -93,7 +93,7 @@ class Failures:
         return count + 1
 
     def forget(self, name: str, host: str) -> None:
-        """The name got in."""
+        """Forget the failures of a name that got in."""
         if self._entries:
             self._entries.pop(_identity(name, host), None)
 
@@ -123,7 +123,7 @@ class Known:
         return len(self._entries)
 
     def add(self, name: str, host: str) -> None:
-        """The name got in."""
+        """Note that a name got in."""
         if not self.size:
             return
         key = hash(_identity(name, host))
@@ -138,7 +138,7 @@ class Known:
 
 
 def network_of(host: str) -> str:
-    """The address that failures and work are counted for: of IPv6 the /64."""
+    """Return the address that failures and work are counted for: of IPv6 the /64."""
     address = address_of(host)
     return address.exploded[:19] if address is not None and address.version == 6 else host
 

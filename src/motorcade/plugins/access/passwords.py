@@ -6,7 +6,7 @@
     carl:$6$SALT$HASH                                 mosquitto before 2.0: SHA-512 of password and salt
 
 Rule 1: a line that is not understood is an error, and so is a second line for the same user. A plain-text password
-would otherwise be somebody's hash, and a broken line somebody's open door.
+would otherwise be taken for a hash, and a broken line could let a client in.
 Rule 2: checking never says, by its answer or by its time, whether the user exists.
 """
 
@@ -79,7 +79,7 @@ Hash = Argon2Hash | Pbkdf2Hash | Sha512Hash
 
 
 def parse_hash(text: str) -> Hash:
-    """A stored hash; `ValueError` says what is wrong with it."""
+    """Return a stored hash; `ValueError` says what is wrong with it."""
     if text.startswith("$argon2id$"):
         return _parse_argon2(text)
     kind, *fields = text.split("$")[1:]
@@ -130,9 +130,9 @@ class PasswordFile:
         return cls(str(path), dict(_entries(read_text(path), str(path))))
 
     def stored(self, username: str) -> tuple[Hash, bool]:
-        """The hash to check for a user, and whether it is the user's own.
+        """Return the hash to check for a user, and whether it is the user's own.
 
-        Unknown users get somebody's hash, always the same one, so that checking them is the same work.
+        Unknown users get some user's hash, always the same one, so that checking them is the same work.
         """
         own = self.users.get(username)
         if own is not None:
@@ -165,7 +165,7 @@ def _entries(text: str, name: str) -> Iterator[tuple[str, Hash]]:
 
 
 def check_user(user: str) -> None:
-    """`AccessFileError` unless a user of this name can stand in a file."""
+    """Raise `AccessFileError` unless a user of this name can stand in a file."""
     if not user or user.startswith("#") or user != user.strip() or any(c == ":" or ord(c) < 32 for c in user):
         raise AccessFileError(
             f"user name {user!r} must not be empty, begin with '#' or space, or contain ':' or control characters"
@@ -200,7 +200,7 @@ def delete_user(path: Path, user: str) -> bool:
 
 
 def _lines_of(path: Path, user: str) -> tuple[list[str], int | None]:
-    """All lines of a valid file, and where the user stands."""
+    """Return all lines of a valid file, and where the user stands."""
     if not path.exists():
         return [], None
     text = read_text(path)
@@ -211,7 +211,7 @@ def _lines_of(path: Path, user: str) -> tuple[list[str], int | None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One change at a time: the folder is locked, because the file itself is replaced."""
+    """Lock for one change at a time: the folder, because the file itself is replaced."""
     try:
         folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -244,7 +244,7 @@ def _replace(path: Path, lines: list[str]) -> None:
 
 
 def _keep_owner(handle: int, target: Path) -> None:
-    """A file that the broker's user owns stays its own when root changes a password."""
+    """Keep the owner of a file that the broker's user owns when root changes a password."""
     old = target.stat()
     if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
         try:

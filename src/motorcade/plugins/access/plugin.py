@@ -1,11 +1,11 @@
 """The access plugin: a chain of authentication backends and one rule file.
 
-    CONNECT -> too many failures? -> backend, backend, … -> nobody decided: anonymous? -> is the client id its own?
+    CONNECT -> too many failures? -> backend, backend, … -> no decision: anonymous? -> is the client id its own?
 
 Rule 1: everything fails closed. A file that is not understood keeps the plugin from starting, and on reload keeps
 what was in force; a backend that raises or takes too long refuses the client.
 Rule 2: where backends are configured, a client is anonymous only if it shows nothing: no user name, no password.
-What nobody accepts is refused, so that a backend may always pass on.
+What no backend accepts is refused, so that a backend may always pass on.
 Rule 3: a client hears the same about a wrong password as about a user that does not exist.
 """
 
@@ -153,7 +153,7 @@ class AccessPlugin(Plugin):
                 self._known.add(name, client.host)
                 return self._admit(client, answer, backend.name)
         if client.username or credentials.password is not None or credentials.method is not None:
-            wrong_method = Deny(ReasonCode.BAD_AUTHENTICATION_METHOD, "nobody knows this authentication method")
+            wrong_method = Deny(ReasonCode.BAD_AUTHENTICATION_METHOD, "no plugin knows this authentication method")
             if so_far is not None:
                 return None
             return await self._refuse(client, wrong_method if credentials.method else Deny(), "nobody", final=False)
@@ -171,9 +171,9 @@ class AccessPlugin(Plugin):
     def _answer_blocked(
         self, client: ClientInfo, credentials: Credentials, chain: tuple[Backend, ...], now: float
     ) -> Stop:
-        """Too many failures: only who got in with the same credentials a short while ago gets in.
+        """Let in, after too many failures, only a client that got in with the same credentials a short while ago.
 
-        So a vehicle is not locked out by somebody else who tries its name from behind the same gateway.
+        So a vehicle is not locked out by another client that tries its name from behind the same gateway.
         """
         for backend in chain:
             known = backend.remembered(client, credentials, now)
@@ -231,11 +231,11 @@ class AccessPlugin(Plugin):
     def _undecided(
         self, client: ClientInfo, credentials: Credentials, so_far: Decision | None
     ) -> Stop | Continue | None:
-        """Nobody decided. Plugins behind this one may still; if none does, this is the answer."""
+        """Answer when no backend decided. Plugins behind this one may still decide; if none does, this holds."""
         if so_far is not None:
             return None
         if credentials.method is not None:
-            return Continue(Deny(ReasonCode.BAD_AUTHENTICATION_METHOD, "nobody knows this authentication method"))
+            return Continue(Deny(ReasonCode.BAD_AUTHENTICATION_METHOD, "no plugin knows this authentication method"))
         anonymous = self._anonymous
         if self.config.bind_client_id == "off" and (
             anonymous == "allow" or (anonymous == "loopback" and client.is_loopback)
@@ -250,7 +250,7 @@ class AccessPlugin(Plugin):
 
     @hook("client.authorize")
     def authorize(self, client: ClientInfo, action: str, asked: str, so_far: bool | None) -> Stop | Continue | None:
-        """The first rule that applies decides; the broker remembers the answer for the connection."""
+        """Decide by the first rule that applies; the broker remembers the answer for the connection."""
         if client.superuser:
             return Stop(True)
         claim = client.attributes.get(ACL_ATTRIBUTE)
@@ -298,7 +298,7 @@ def _read(config: AccessConfig) -> _InForce:
 
 
 def _check(config: AccessConfig) -> None:
-    """Refuse configurations in which nobody could ever log in."""
+    """Refuse configurations in which no client could ever log in."""
     kinds = config.authentication
     if config.bind_client_id == "claim" and not any(isinstance(k, Jwt) and k.client_id_claim for k in kinds):
         raise AccessFileError("bind_client_id = 'claim' needs authentication by jwt with client_id_claim")
@@ -307,5 +307,5 @@ def _check(config: AccessConfig) -> None:
 
 
 def _shown(username: str | None) -> str | None:
-    """A user name for the log. A long one may be a token: only its beginning is told."""
+    """Return a user name for the log. A long one may be a token: only its beginning is told."""
     return username if username is None or len(username) <= MAX_SHOWN else f"{username[:8]}…"

@@ -34,7 +34,7 @@ from motorcade.plugins.access.filters import covers, overlaps
 
 
 class Action(StrEnum):
-    """What a client wants to do, by the names of the hook `client.authorize`."""
+    """The action that a client asks for, by the names of the hook `client.authorize`."""
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
@@ -48,7 +48,7 @@ _REWIND = "$ECQ/rewind/"
 
 
 def needs_rule(client: ClientInfo, action: Action, asked: str) -> bool:
-    """Whether a client that had to log in may do this only by a rule that allows it, whatever holds without one."""
+    """Return True if a client that had to log in may do this only by a rule that allows it, never by default."""
     if action is not Action.PUBLISH or not asked.startswith("$"):
         return False
     if asked == _FANOUT or asked.startswith(f"{_FANOUT}/"):
@@ -57,7 +57,7 @@ def needs_rule(client: ClientInfo, action: Action, asked: str) -> bool:
 
 
 class RuleError(ValueError):
-    """A part of a rule makes no sense; whoever reads the file adds name and line."""
+    """A part of a rule makes no sense; the reader of the file adds name and line."""
 
 
 # --- who ---
@@ -160,7 +160,7 @@ class AnyOf:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address in a peer's text; an IPv4 address mapped into IPv6 counts as what it is."""
+    """Return the address in a peer's text; an IPv4 address mapped into IPv6 counts as what it is."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -171,7 +171,7 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def network(text: str) -> Network:
-    """An address or CIDR range; `RuleError` if it is none."""
+    """Return an address or CIDR range; `RuleError` if it is none."""
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
@@ -179,7 +179,7 @@ def network(text: str) -> Network:
 
 
 def pattern(text: str) -> Expression:
-    """A regular expression, compiled once; `RuleError` if it is none, or could cost more than its length is worth."""
+    """Return a compiled regular expression; `RuleError` if it is none, or could cost more than its length is worth."""
     # `$` would also let a line break at the end of a client's name pass.
     if text.endswith("$") and not text.endswith("\\$"):
         text = text[:-1] + r"\Z"
@@ -205,7 +205,7 @@ class TopicPattern:
     literal: bool
 
     def filled(self, client: ClientInfo) -> str | None:
-        """The filter for a client, or None if it has no safe one."""
+        """Return the filter for a client, or None if it has no safe one."""
         if len(self.parts) == 1:
             return self.parts[0]
         out: list[str] = []
@@ -223,7 +223,7 @@ class TopicPattern:
         return text
 
     def applies(self, client: ClientInfo, action: Action, asked: str, *, allow: bool) -> bool:
-        """Whether a rule with this topic has a say about what is asked for."""
+        """Return True if a rule with this topic has a say about what is asked for."""
         own = self.filled(client)
         if own is None:
             return False
@@ -281,7 +281,7 @@ class Rule:
     source: str = ""  #: as it was written
 
     def applies(self, client: ClientInfo, action: Action, asked: str) -> bool:
-        """Whether this rule decides."""
+        """Return True if this rule decides."""
         if action not in self.actions or not self.who.matches(client):
             return False
         if self.topics is None:
@@ -290,7 +290,7 @@ class Rule:
 
     @property
     def catches_all(self) -> bool:
-        """Whether no rule behind this one can ever decide."""
+        """True if no rule behind this one can ever decide."""
         return self.topics is None and self.actions == BOTH and isinstance(self.who, Everybody)
 
 
@@ -313,7 +313,7 @@ class RuleIndex:
                     self._others.append(entry)
 
     def concerning(self, client: ClientInfo) -> Iterator[Rule]:
-        """The rules that could decide about a client, in their order."""
+        """Yield the rules that could decide about a client, in their order."""
         by_user = self._users.get(client.username or "", [])
         by_client = self._clients.get(client.client_id, [])
         for _, rule in merge(by_user, by_client, self._others, key=itemgetter(0)):
@@ -321,7 +321,7 @@ class RuleIndex:
 
 
 def first_match(rules: Iterable[Rule], client: ClientInfo, action: Action, asked: str) -> Rule | None:
-    """The rule that decides about a topic name or a filter, if there is one."""
+    """Return the rule that decides about a topic name or a filter, if there is one."""
     if action is Action.SUBSCRIBE:
         try:
             asked = topics_.split_share(asked)[1]

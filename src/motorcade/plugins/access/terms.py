@@ -3,7 +3,7 @@
     {allow, {user, "dashboard"}, subscribe, ["$SYS/#", {eq, "#"}]}.   % atoms, strings, tuples, lists
 
 `parse` gives one `Term` per full stop, each with the line it starts on and its text, or raises `AccessFileError`
-that names file and line and says what was expected. Nothing is guessed: whoever reads rules wrongly opens doors.
+that names file and line and says what was expected. Nothing is guessed: a rule that is misread may let a client in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_DEPTH = 32  #: tuples and lists inside each other
 
 
 class TermKind(StrEnum):
-    """What a term is."""
+    """The kind of a term."""
 
     ATOM = auto()
     STRING = auto()
@@ -44,7 +44,7 @@ class Term(NamedTuple):
         return " ".join(self.file[self.start : self.end].split())
 
     def is_atom(self, *names: str) -> bool:
-        """Whether this is one of these atoms."""
+        """Return True if this is one of these atoms."""
         return self.kind is TermKind.ATOM and self.text in names
 
 
@@ -71,7 +71,7 @@ class _Token(NamedTuple):
 
 
 def parse(text: str, name: str) -> Iterator[Term]:
-    """All terms of a file; `name` is what error messages call it."""
+    """Return all terms of a file; `name` is what error messages call it."""
     return _Parser(text, name).terms()
 
 
@@ -177,7 +177,7 @@ class _Parser:
                 raise self._expected(f"',' or '{close}'", token)
 
     def _made(self, kind: TermKind, start: _Token, text: str, items: tuple[Term, ...] = ()) -> Term:
-        """A term from a token to the last one taken."""
+        """Return a term from a token to the last one taken."""
         return Term(kind, start.line, self._text, start.start, self._end, text, items)
 
     # --- errors ---

@@ -39,7 +39,7 @@ class Backend(Protocol):
         """Decide, or pass on with None. `now` in seconds since the epoch; work is queued fairly by `flow`."""
 
     def remembered(self, client: ClientInfo, credentials: Credentials, now: float) -> Accepted | None:
-        """The answer to the same credentials a short while ago, if they were accepted; takes no time."""
+        """Return the earlier answer to the same credentials, if they were accepted a short while ago; takes no time."""
 
     async def close(self) -> None:
         """Give back threads and connections."""

@@ -33,11 +33,11 @@ class CertificateBackend:
         return None
 
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Close; there is nothing to give back."""
 
 
 def _usable(client_id: str) -> bool:
-    """The listener has checked the client id that this one replaces; so the same is asked of it here."""
+    """Return True if a text can be a client id, as the listener checks it of the id that this one replaces."""
     return bool(client_id) and not any(character in client_id for character in "+#\0")
 
 

@@ -68,7 +68,7 @@ class PasswordBackend:
 
     def _done(self, checking: asyncio.Future[bool]) -> None:
         if not checking.cancelled():
-            checking.exception()  # whoever waits gets it; if the client has gone, no one does
+            checking.exception()  # its waiter gets it; if the client has gone, there is none
         self._queue.leave()
 
     async def close(self) -> None:

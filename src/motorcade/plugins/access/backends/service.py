@@ -32,7 +32,7 @@ _UNAVAILABLE = Deny(ReasonCode.SERVER_UNAVAILABLE, "authentication is not availa
 
 
 class ServiceAnswer(msgspec.Struct, frozen=True):
-    """What the service says. Other fields are ignored."""
+    """The service's answer. Other fields are ignored."""
 
     result: Literal["allow", "deny", "ignore"]
     is_superuser: bool = False
@@ -125,7 +125,7 @@ class _Unexpected(Exception):  # noqa: N818 - never leaves this file
 
 
 def _shown(client: ClientInfo, credentials: Credentials) -> tuple[bytes | str | None, ...]:
-    """Everything the service decides by."""
+    """Return everything that the service decides by."""
     certificate = client.certificate.subject if client.certificate else None
     return client.client_id, client.username, credentials.password, client.host, client.listener, certificate
 

@@ -58,7 +58,7 @@ class TokenBackend:
         return None
 
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Close; there is nothing to give back."""
 
     def _shown(self, client: ClientInfo, credentials: Credentials) -> str | None:
         if credentials.method is not None:
@@ -163,7 +163,7 @@ class _Keys:
             raise AccessFileError("authentication by jwt: the secret is empty")
 
     def for_token(self, header: Mapping[str, Any]) -> str | bytes | jwt.PyJWK | None:
-        """The key a token says it is signed with, or None if we do not have it."""
+        """Return the key a token says it is signed with, or None if we do not have it."""
         if self._single is not None:
             return self._single
         kid = header.get("kid")
