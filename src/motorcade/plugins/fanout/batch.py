@@ -98,22 +98,22 @@ def parse(payload: bytes, config: FanoutConfig, *, trigger: bool) -> FanoutBatch
 
 
 def check_request_id(request_id: str) -> None:
-    """`BadBatchError` unless it can be one level of a topic."""
+    """Raise `BadBatchError` unless it can be one level of a topic."""
     _check_text("request_id", request_id, MAX_REQUEST_ID, _NO_LEVEL, "no '/', '+', '#' or control characters")
 
 
 def check_batch_id(batch_id: str) -> None:
-    """`BadBatchError` unless it can be an id like that of a request."""
+    """Raise `BadBatchError` unless it can be an id like that of a request."""
     _check_text("batch_id", batch_id, MAX_BATCH_ID, _NO_LEVEL, "no '/', '+', '#' or control characters")
 
 
 def check_data_id(data_id: str) -> None:
-    """`BadBatchError` unless it can be the end of a topic; it may have several levels."""
+    """Raise `BadBatchError` unless it can be the end of a topic; it may have several levels."""
     _check_text("data_id", data_id, MAX_DATA_ID, _NO_TOPIC, "no '+', '#' or control characters")
 
 
 def data_digests(data_id: str, data: bytes) -> None:
-    """`BadBatchError` if a data id is a SHA-1 or SHA-256 of something else than the data.
+    """Raise `BadBatchError` if a data id is a SHA-1 or SHA-256 of something else than the data.
 
     It is one if it says so (`sha1:…`, `sha256:…`), or has just as many hexadecimal digits; any other id is taken as it
     is.
@@ -202,7 +202,7 @@ def _inline_data(fields: Mapping[str, Any], config: FanoutConfig) -> bytes:
 
 
 def check_size(size: int, config: FanoutConfig) -> None:
-    """`BadBatchError` if data of so many bytes is more than a vehicle can be sent."""
+    """Raise `BadBatchError` if data of so many bytes is more than a vehicle can be sent."""
     if size > config.max_payload:
         raise BadBatchError(f"data: {size} bytes are more than {config.max_payload} (option max_payload)")
 

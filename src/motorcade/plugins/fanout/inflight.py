@@ -41,7 +41,7 @@ MAX_ENDED: Final = 100_000  #: deliveries that are remembered to have ended; far
 
 
 class Phase(StrEnum):
-    """Where a delivery is that is in flight."""
+    """The phase of a delivery in flight."""
 
     CLAIMED = auto()  #: given to the session, or about to be
     SENT = auto()
@@ -51,7 +51,7 @@ class Phase(StrEnum):
 
 
 class EntryVerdict(StrEnum):
-    """What to do with a pending entry."""
+    """The decision on a pending entry."""
 
     SEND = auto()
     LATER = auto()  #: its request is paused

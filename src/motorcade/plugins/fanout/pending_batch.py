@@ -18,7 +18,7 @@ End = tuple[str, int]  #: VIN and position of an entry that has ended
 
 @dataclass(slots=True, eq=False)
 class BatchResult:
-    """What became of a batch."""
+    """The result of a batch."""
 
     duplicates: int
     accepted: int = 0
@@ -62,7 +62,7 @@ class BatchResult:
 
 
 class Stage(Enum):
-    """How far a batch is."""
+    """The progress of a batch."""
 
     APPENDING = auto()  #: its entries are being stored, or it waits for that
     READY = auto()  #: its receipts can be written

@@ -236,7 +236,7 @@ class FanoutPlugin(Plugin):
             return Stop(self.ingress.payloads.publish(message, topic[len(DATA_PREFIX) :]))
         if client is None and topic.startswith(f"{RECEIPT_TOPIC}/"):
             return None  # our own
-        reason = f"nobody may publish to {topic[:64]}; there are {INGRESS}, {TRIGGER} and {DATA_PREFIX}…"
+        reason = f"no client may publish to {topic[:64]}; there are {INGRESS}, {TRIGGER} and {DATA_PREFIX}…"
         return Stop(Handled(ReasonCode.NOT_AUTHORIZED, reason))
 
     @hook("message.publish", topics=("ecp/+/online", "ecp/+/heartbeat"))

@@ -132,7 +132,7 @@ class ReceiptWriter:
                 self.ended(delivery.vin, delivery.position)
 
     def ended(self, vin: str, position: int) -> None:
-        """The final receipt of a delivery is stored: its vehicle may have the next one."""
+        """Note that the final receipt of a delivery is stored: its vehicle may have the next one."""
         late = self._table.stored(vin, position)
         if late is not None:
             self.note(late, State.SENT, self._now(), LATE_ACK)

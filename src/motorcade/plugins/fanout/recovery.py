@@ -146,7 +146,7 @@ class Recovery:
 
 
 class _Found:
-    """What is pending for the vehicles of a batch, of its request."""
+    """The pending entries of a request for the vehicles of a batch."""
 
     def __init__(self, batch: bytes, intent: IntentRecord) -> None:
         self.batch = batch

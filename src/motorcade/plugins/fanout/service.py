@@ -138,7 +138,7 @@ class FanoutService:
         return msgspec.structs.replace(view, status=record.state, since=record.since or view.first_at)
 
     async def targets(self, request_id: str, state: Wanted, after: str, limit: int) -> Sequence[TargetView]:
-        """Deliveries, each with its last receipt."""
+        """Return the deliveries, each with its last receipt."""
         return await self._parts.queries.targets(request_id, state, after, limit)
 
     async def cancel(self, request_id: str) -> RequestView:

@@ -170,7 +170,7 @@ class Sweeper:
         return count - len(old)
 
     async def _breathe(self, looked: int) -> None:
-        """After a budget's worth of work let what was ended be stored, and others have their turn."""
+        """Pause after a budget's worth of work: let what was ended be stored, and others have their turn."""
         self._looked += looked
         if self._looked >= self._table.config.gc_budget:
             self._looked = 0

@@ -1,4 +1,4 @@
-"""Where the fan-out keeps what, and the names of its topics.
+"""The tables of the fan-out, and the names of its topics.
 
     mailbox   fanout:{VIN}                what a vehicle has still to get, oldest first
               body                        `record.EntryRecord`, the same for all vehicles of a batch

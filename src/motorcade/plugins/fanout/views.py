@@ -1,4 +1,4 @@
-"""What operators see of the fan-out and may do with it. The service `fanout` answers with the records below.
+"""The operator's view of the fan-out and actions on it. The service `fanout` answers with the records below.
 
     platform        send, requests, status, targets, cancel, pause, resume, gc
     one vehicle     vehicle (what waits, what is in flight, what became of the last ones), why (the one sentence)
@@ -32,7 +32,7 @@ MAX_WAITING: Final = 100  #: messages shown that wait for one vehicle; `pending`
 
 
 class Hold(StrEnum):
-    """Why a vehicle does not get its next message now."""
+    """The reason for which a vehicle does not get its next message now."""
 
     NOT_KNOWN = auto()
     NOTHING_PENDING = auto()
@@ -47,7 +47,7 @@ class Hold(StrEnum):
 
 
 class AcceptedView(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a batch; the same figures are user properties of its PUBACK."""
+    """The result of a batch; the same figures are user properties of its PUBACK."""
 
     accepted: int  #: vehicles that will get it, each once
     duplicates: int  #: VINs that were named before in the same batch
@@ -86,7 +86,7 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, receipt: Receipt) -> TargetView:
-        """A copy."""
+        """Return a copy of a delivery."""
         return cls(
             vin=receipt.vin,
             request_id=receipt.request_id,
@@ -116,7 +116,7 @@ class DeliveryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a vehicle has not got its message, and what happens next."""
+    """The reason for which a vehicle has not got its message, and what happens next."""
 
     vin: str
     reason: Hold
@@ -169,16 +169,16 @@ class Fanout(Protocol):
         mode: str | None = None,
         batch_id: str | None = None,
     ) -> AcceptedView:
-        """As a batch that carries its data: answered when it is as durable as the store promises."""
+        """Send a batch that carries its data: answered when it is as durable as the store promises."""
 
     async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
-        """Requests in the order of their ids, after one of them; fewer than `limit`: there are no more."""
+        """Return requests in the order of their ids, after one of them; fewer than `limit`: there are no more."""
 
     async def status(self, request_id: str) -> RequestView:
-        """One request; `UnknownError`."""
+        """Return one request; `UnknownError`."""
 
     async def targets(self, request_id: str, state: Wanted, after: str, limit: int) -> Sequence[TargetView]:
-        """Deliveries, each with its last receipt, after a delivery id; fewer than `limit`: there are no more."""
+        """Return deliveries, each with its last receipt, after a delivery id; fewer than `limit`: there are no more."""
 
     async def cancel(self, request_id: str) -> RequestView:
         """Call off what is pending now. What is accepted later under the same id is delivered. `UnknownError`."""
@@ -193,17 +193,17 @@ class Fanout(Protocol):
         """Collect now, to the end; `ConflictError` if a collection is under way."""
 
     async def why(self, vin: str) -> WhyView:
-        """The one sentence about a vehicle; `VinError`."""
+        """Return one sentence about a vehicle; `VinError`."""
 
     async def vehicle(self, vin: str) -> VehicleView:
-        """All about a vehicle; `VinError`. One that was never heard of has nothing pending and no history."""
+        """Return all that is known of a vehicle; `VinError`. One never heard of has nothing pending and no history."""
 
 
 # -- the sentences of `why`, one function for each reason
 
 
 def not_known(vin: str) -> WhyView:
-    """No batch has ever named it."""
+    """Tell that no batch has ever named the vehicle."""
     return WhyView(
         vin=vin,
         reason=Hold.NOT_KNOWN,
@@ -213,7 +213,7 @@ def not_known(vin: str) -> WhyView:
 
 
 def nothing_pending(vin: str, last: TargetView | None = None) -> WhyView:
-    """It has got everything, or what was for it has ended otherwise: `last` is the latest final receipt."""
+    """Tell that nothing is pending: all is delivered, or has ended otherwise; `last` is the latest final receipt."""
     ended = ""
     if last is not None:
         reason = _because(last.reason) if last.reason != last.state else ""
@@ -231,7 +231,7 @@ def nothing_pending(vin: str, last: TargetView | None = None) -> WhyView:
 
 
 def offline(vin: str, head: DeliveryView, pending: int, now: float, seen_at: float) -> WhyView:
-    """It is not connected; `seen_at` is when its connection ended, 0 if there is no session of it."""
+    """Tell that it is not connected; `seen_at` is when its connection ended, 0 if there is no session of it."""
     seen = f"it was last seen at {clock(seen_at)}, {ago(now - seen_at)}" if seen_at else "there is no session of it"
     return _why(
         vin,
@@ -246,7 +246,7 @@ def offline(vin: str, head: DeliveryView, pending: int, now: float, seen_at: flo
 
 
 def not_subscribed(vin: str, head: DeliveryView, pending: int, wanted: str, connected_at: float = 0.0) -> WhyView:
-    """It is connected and has no subscription that its messages could go to; `wanted` is the filter."""
+    """Tell that it is connected without a subscription for its messages; `wanted` is the filter."""
     return _why(
         vin,
         Hold.NOT_SUBSCRIBED,
@@ -260,7 +260,7 @@ def not_subscribed(vin: str, head: DeliveryView, pending: int, wanted: str, conn
 
 
 def in_flight(vin: str, head: DeliveryView, pending: int, now: float) -> WhyView:
-    """It was sent, and the PUBACK has not come. `head.until` 0: it is not sent again by itself."""
+    """Tell that it was sent, and the PUBACK has not come. `head.until` 0: it is not sent again by itself."""
     behind = f" {_many(pending - 1)} it after that." if pending > 1 else ""
     again = (
         f"If no acknowledgement comes until {clock(head.until)}, its connection is closed: it is sent again when the"
@@ -282,7 +282,7 @@ def in_flight(vin: str, head: DeliveryView, pending: int, now: float) -> WhyView
 
 
 def backing_off(vin: str, head: DeliveryView, pending: int, now: float, most: int, reason: str = "") -> WhyView:
-    """Its last attempt was in vain, for `reason`; the next one is at `head.until`, and there are `most` of them."""
+    """Tell that the last attempt failed, for `reason`; the next is at `head.until`, and there are `most` of them."""
     return _why(
         vin,
         Hold.BACKING_OFF,
@@ -296,7 +296,7 @@ def backing_off(vin: str, head: DeliveryView, pending: int, now: float, most: in
 
 
 def paused(vin: str, head: DeliveryView, pending: int) -> WhyView:
-    """All that waits for it belongs to paused requests; `head` is the first of it."""
+    """Tell that all pending messages belong to paused requests; `head` is the first of them."""
     return _why(
         vin,
         Hold.PAUSED,
@@ -309,7 +309,7 @@ def paused(vin: str, head: DeliveryView, pending: int) -> WhyView:
 
 
 def window_full(vin: str, head: DeliveryView, pending: int, unacknowledged: int = 0) -> WhyView:
-    """Its session has as many unacknowledged messages of other kinds as it may have; 0: how many is not known."""
+    """Tell that the session's window is full of other kinds of messages; `unacknowledged` is 0 if not known."""
     others = f"{unacknowledged} other messages" if unacknowledged > 1 else "other messages"
     others = "another message" if unacknowledged == 1 else others
     return _why(
@@ -324,7 +324,7 @@ def window_full(vin: str, head: DeliveryView, pending: int, unacknowledged: int 
 
 
 def dispatching(vin: str, head: DeliveryView, pending: int) -> WhyView:
-    """It is on its way: read from the store, or between the dispatcher and the connection."""
+    """Tell that it is on its way: read from the store, or between the dispatcher and the connection."""
     return _why(
         vin,
         Hold.DISPATCHING,
@@ -336,7 +336,7 @@ def dispatching(vin: str, head: DeliveryView, pending: int) -> WhyView:
 
 
 def store_unavailable(vin: str, error: str) -> WhyView:
-    """What waits for it cannot be read now."""
+    """Tell that its pending messages cannot be read now."""
     return WhyView(
         vin=vin,
         reason=Hold.STORE_UNAVAILABLE,
@@ -374,12 +374,12 @@ def _why(
 
 
 def clock(seconds: float) -> str:
-    """A moment, in UTC: whoever reads it may be anywhere."""
+    """Format a time in UTC: the reader may be in any time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def span(seconds: float) -> str:
-    """A length of time, as people say it: the largest unit that fits."""
+    """Format a length of time as people say it: in the largest unit that fits."""
     left = max(0.0, seconds)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if left >= size:
@@ -388,17 +388,17 @@ def span(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long since."""
+    """Return how long ago something was."""
     return f"{span(seconds)} ago"
 
 
 def _many(pending: int) -> str:
-    """The subject of `… it as soon as`."""
+    """Return the subject of `… it as soon as`."""
     return "The message that waits is sent to" if pending == 1 else f"{pending} messages wait; the first is sent to"
 
 
 def _when_it_comes(head: DeliveryView, pending: int, comes: str) -> str:
-    """What happens to the next message of a vehicle that has to do something first."""
+    """Tell what happens to the next message of a vehicle that has to do something first."""
     match head.state:
         case "in_flight":
             return f"Request {head.request_id!r} was sent before and not acknowledged: it is repeated when {comes}."
