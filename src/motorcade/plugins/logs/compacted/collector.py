@@ -1,10 +1,10 @@
-"""What is too old goes: messages beyond the retention, and queues that nobody uses any more.
+"""Removal of what is too old: messages beyond the retention, and queues without use.
 
 A collection looks at every queue, at its oldest messages first, and goes on with the next queue when it meets a page
 without old ones. It works in steps of `gc_step` messages (a queue counts as one more), with a pause in between, and
 begins again `gc_interval` after it has ended. Nothing depends on it: consumers are never given what is too old.
 
-A queue that is empty is forgotten with all progress when nobody has used it for `idle` seconds. Its numbers go on if it
+A queue that is empty is forgotten with all progress when it was not used for `idle` seconds. Its numbers go on if it
 is used again, for the store does not forget where they were. What is in memory of a queue goes with it, and in any case
 when two collections in a row find it idle: names are chosen by clients, and must not add up.
 """
@@ -62,7 +62,7 @@ class Collector:
             pause = self._tools.config.gc_interval
 
     async def count(self) -> None:
-        """How many queues there are, for `max_queues`."""
+        """Count the queues, for `max_queues`."""
         tools = self._tools
         queues = tools.queues
         while queues.uncounted is not None:
@@ -131,7 +131,7 @@ class Collector:
         return removed
 
     async def _forget(self, queue: CompactedQueue, value: bytes) -> None:
-        """Forget a queue that is empty and that nobody has used for long."""
+        """Forget a queue that is empty and that was not used for long."""
         tools = self._tools
         before = tools.now() - tools.config.idle
         try:
@@ -160,7 +160,7 @@ class Collector:
         tools.queues.drop(known)
 
     async def _is_used(self, queue: CompactedQueue, before: float) -> bool:
-        """Whether somebody has acknowledged something since a time; progress of shared queues expires by itself."""
+        """Return True if a consumer has acknowledged since a time; progress of shared queues expires by itself."""
         tools = self._tools
         if queue.shape.form is CompactedKind.SHARED:
             async for _ in tools.store.records.scan(queue.shape.progress, tools.now(), f"{queue.name}/"):

@@ -1,6 +1,6 @@
-"""Where compacted queues meet the node: what is published to them, and who subscribes to them.
+"""The plugin of compacted queues: publishes to them, and subscriptions to them.
 
-Nothing that is published below `$ECQ/` and `$SCQ/` is routed. While nobody uses such a queue, it costs nothing.
+Nothing that is published below `$ECQ/` and `$SCQ/` is routed. A queue that is not used costs nothing.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class EcqPlugin(Plugin):
         await self.tools.progress.settle()
 
     async def reload(self, config: EcqConfig) -> None:
-        """New options hold from now on."""
+        """Take new options, which hold from now on."""
         self.config = config
         self.queues.configure(config)
         self.collector.hurry()
@@ -158,7 +158,7 @@ class EcqPlugin(Plugin):
     # -- producers
 
     def on_plain(self, client: ClientInfo, topic: str, payload: bytes, guid: bytes) -> Commit[None] | None:
-        """A message without anything special, for a queue that is open; all else is for `on_publish`."""
+        """Append a message without anything special to a queue that is open; all else is for `on_publish`."""
         queues, config = self.queues, self.config
         shape = WRITING.get(topic[:PLACE])
         name, _, key = topic[PLACE:].partition("/")
@@ -176,7 +176,7 @@ class EcqPlugin(Plugin):
 
     @hook("message.publish", priority=TAKING, topics=TOPICS, takes=True, plain="on_plain")
     def on_publish(self, client: ClientInfo | None, message: Message | Handled) -> Stop | None:
-        """Append, or rewind; nobody else gets it."""
+        """Append, or rewind; no other plugin gets it."""
         if isinstance(message, Handled):
             return None
         topic = message.topic
@@ -203,7 +203,7 @@ class EcqPlugin(Plugin):
         if queues.pending >= config.max_pending or queues.pending_bytes >= config.max_pending_bytes:
             self.context.counters["refused_pending"] += 1
             if not message.qos:
-                return STOP_TAKEN  # nobody waits for an answer: a refusal would only end the connection of MQTT 3
+                return STOP_TAKEN  # no client waits for an answer: a refusal would only end the connection of MQTT 3
             why = f"{queues.pending} messages wait for the store already (max_pending, max_pending_bytes)"
             return Stop(Handled(ReasonCode.QUOTA_EXCEEDED, why))
         if 0 < config.max_bytes < size:
@@ -233,7 +233,7 @@ class EcqPlugin(Plugin):
         return Handled(ReasonCode.TOPIC_NAME_INVALID, why)
 
     def _other(self, client: ClientInfo | None, message: Message) -> Handled:
-        """What is not written to a queue."""
+        """Handle a message that is not written to a queue."""
         root, *levels = message.topic.split("/")
         shape = ROOTS[root]
         if len(levels) == 2 and levels[0] == REWIND and levels[1]:
@@ -248,7 +248,7 @@ class EcqPlugin(Plugin):
     # -- rewinding
 
     def _rewind(self, shape: Shape, name: str, client: ClientInfo | None, message: Message) -> Handled:
-        """A consumer wants to get messages again."""
+        """Rewind a consumer that wants to get messages again."""
         if client is None or (shape.form is CompactedKind.EXCLUSIVE and name != client.client_id):
             self.context.counters["refused_publish"] += 1
             return Handled(
@@ -296,7 +296,7 @@ class EcqPlugin(Plugin):
 
 
 def read_position(payload: bytes) -> tuple[int | None, float | None]:
-    """Where to rewind to: a number, or a time; `ValueError` says what is wrong."""
+    """Read the position to rewind to: a number, or a time; `ValueError` says what is wrong."""
     text = payload.decode("ascii", errors="replace").strip() if len(payload) <= LONGEST else ""
     if text.isascii() and text.isdigit():
         return int(text), None
@@ -308,6 +308,6 @@ def read_position(payload: bytes) -> tuple[int | None, float | None]:
 
 
 def _told(done: RewindView) -> tuple[tuple[str, str], ...]:
-    """What a consumer hears of its rewind."""
+    """Return the user properties that tell a consumer of its rewind."""
     told: dict[str, Any] = {"before": done.before, "progress": done.progress, "messages": done.messages}
     return tuple((name, str(value)) for name, value in told.items())

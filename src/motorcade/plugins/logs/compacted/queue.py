@@ -46,7 +46,7 @@ from motorcade.storage.ports import (
     StoreFullError,
 )
 
-MAX_OPEN: Final = 65_536  #: queues in memory that nobody consumes; when there are more, those that are idle go
+MAX_OPEN: Final = 65_536  #: queues in memory without a consumer; when there are more, those that are idle go
 PAGE: Final = 128  #: messages read at once, at most: the embedded engine reads as many without another thread
 RETRY: Final = 1.0  #: seconds until the end of a queue is looked for again
 
@@ -75,13 +75,13 @@ class Consumer(Protocol):
     progress: Progress
 
     def look(self) -> None:
-        """The end of the queue is known."""
+        """Look again, as the end of the queue is known."""
 
     def replaced(self, numbers: Iterable[int]) -> None:
-        """These are not in the queue any more."""
+        """Note that these are not in the queue any more."""
 
     def restart(self) -> None:
-        """Its progress was set: begin again there."""
+        """Begin again at the progress, which was set."""
 
 
 class CompactedQueue:

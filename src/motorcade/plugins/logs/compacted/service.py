@@ -1,4 +1,4 @@
-"""What operators see of compacted queues and do to them: `extension.compacted.Compacted`."""
+"""The operator's view of compacted queues and actions on them: `extension.compacted.Compacted`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CompactedService:
         )
 
     async def _find(self, kind: CompactedKind, name: str) -> CompactedQueue:
-        """A queue that is there, not the one in memory; `UnknownError`."""
+        """Return a queue that is in the store, perhaps not in memory; `UnknownError`."""
         queue = CompactedQueue(self._tools.queues, SHAPES[kind], name)
         if "\0" in name or await self._tools.store.records.get(QUEUES, queue.owner, self._tools.now()) is None:
             raise UnknownError(
@@ -99,7 +99,7 @@ class CompactedService:
         return list(known.consumers) if known is not None else ()
 
     async def _entries(self, queue: CompactedQueue, after: int = 0) -> AsyncIterator[Entry]:
-        """What is to be delivered, oldest first."""
+        """Yield the entries to deliver, oldest first."""
         tools = self._tools
         while True:
             entries = await tools.store.mailboxes.read(queue.owner, after, PAGE, tools.now())
@@ -155,7 +155,7 @@ class CompactedService:
         return msgspec.structs.replace(view, preview=False)
 
     async def _consumer(self, queue: CompactedQueue, consumer: str) -> str:
-        """The client id of a consumer; `UnknownError` if there is no such one."""
+        """Return the client id of a consumer; `UnknownError` if there is none."""
         if queue.shape.form is CompactedKind.EXCLUSIVE:
             if consumer not in ("", queue.name):
                 raise UnknownError(f"the queue of client {quoted(queue.name)} has no other consumer than that client")
@@ -169,7 +169,7 @@ class CompactedService:
         return consumer
 
     async def _plan(self, queue: CompactedQueue, progress: Progress, to: int | None, since: float | None) -> RewindView:
-        """What a rewind would do. The queue is read as a whole: only what is still there counts."""
+        """Plan a rewind. The queue is read as a whole: only what is still there counts."""
         last = (await self._tools.store.mailboxes.info(queue.owner)).last
         if to is not None and not 0 <= to <= last + 1:
             raise BadOptionsError(f"rewind: to: {to} is not between 0 and {last + 1}; the last number is {last}")

@@ -34,7 +34,7 @@ from motorcade.storage.ports import Store
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all sources of a node have in common."""
+    """The tools that all sources of a node have in common."""
 
     store: Store
     queues: Queues
@@ -204,7 +204,7 @@ class CompactedSource(Reader):
         return over
 
     def _tell_passed(self, number: int, why: str) -> None:
-        """It stays in the queue until a newer value replaces it, and a rewind brings it again."""
+        """Log that a message is passed over: it stays in the queue until a newer value comes; a rewind repeats it."""
         self._tools.log.warning(
             "ecq_message_passed_over", queue=self.queue.owner, client=self.feed.client.client_id, number=number, why=why
         )

@@ -1,9 +1,9 @@
-"""Where compacted queues are in the store.
+"""The tables of compacted queues in the store.
 
     mailbox  ecq:{CLIENTID}                        an exclusive queue
     mailbox  scq:{QUEUE}                           a shared queue
              position                              the sequence number; grows, and is never used again, not even when
-                                                   the queue is empty or was deleted: nobody may `forget` a mailbox
+                                                   the queue is empty or was deleted: a mailbox is never `forget`ed
              key                                   the key of the message: an append replaces the entry of the same key
                                                    in the same batch
              body, payload                         `record.py`
@@ -29,7 +29,7 @@ QUEUES: Final = "compacted"
 
 
 class Shape(msgspec.Struct, frozen=True, eq=False):
-    """What distinguishes the two forms."""
+    """The differences of the two forms."""
 
     form: CompactedKind
     root: str  #: first level of all topics
@@ -38,7 +38,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
     number: str  #: user property of deliveries
 
     def owner_of(self, name: str) -> str:
-        """The mailbox of a queue."""
+        """Return the mailbox of a queue."""
         return self.owners + name
 
     def log_key(self, name: str) -> LogKey:

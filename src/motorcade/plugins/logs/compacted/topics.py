@@ -1,16 +1,16 @@
-"""What is published to compacted queues, and subscribed to.
+"""The topics of compacted queues: what is published to them, and subscribed to.
 
     publish     $ECQ/w/{CLIENTID}/{key}     append to the queue of a client
                 $ECQ/rewind/{CLIENTID}      by the client itself: get messages again
     subscribe   $ECQ/{CLIENTID}/#           by the client itself, with QoS 1
 
     publish     $SCQ/w/{QUEUE}/{key}        append to a shared queue
-                $SCQ/rewind/{QUEUE}         get messages of it again; nobody else does
+                $SCQ/rewind/{QUEUE}         get messages of it again; no other consumer does
     subscribe   $SCQ/{QUEUE}/#              with QoS 1
 
 A name is one level, a key all that follows it. Everything else below `$ECQ` and `$SCQ` is refused, and nothing of it is
 ever routed. What is published and what is subscribed to have nothing in common, so a client may be called `w`. A shared
-queue may not: who subscribes to `$SCQ/w/#` means to watch producers, and would wait in vain.
+queue may not: who subscribes to `$SCQ/w/#` means to watch producers, and would get nothing.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SHOWN: Final = 64  #: characters of a name that a message quotes
 
 
 class Refusal(NamedTuple):
-    """Why something cannot be."""
+    """The reason of a refusal."""
 
     reason: ReasonCode
     detail: str
 
 
 def quoted(name: str) -> str:
-    """A name as messages show it."""
+    """Return a name as messages show it."""
     return repr(name if len(name) <= SHOWN else f"{name[:SHOWN]}…")
 
 
 def what(shape: Shape) -> str:
-    """What stands for the name of a queue, for people."""
+    """Return the placeholder for the name of a queue, for people."""
     return "CLIENTID" if shape.form is CompactedKind.EXCLUSIVE else "QUEUE"
 
 
 def consumed(filter_: str) -> tuple[Shape, str] | None:
-    """The queue that a filter consumes; None: it is none of ours, or not well formed."""
+    """Return the queue that a filter consumes; None: it is none of ours, or not well formed."""
     shape = ROOTS.get(filter_[:ROOT])
     if shape is None:
         return None
@@ -63,7 +63,7 @@ def consumed(filter_: str) -> tuple[Shape, str] | None:
 
 
 def judge(client_id: str, subscription: Subscription, max_name: int) -> Refusal | None:
-    """Why a client cannot subscribe so; None: it can, or it is not our business."""
+    """Return why a client cannot subscribe so; None: it can, or it is not our business."""
     filter_ = subscription.filter
     if filter_.startswith(f"{SHARE}/"):
         inner = filter_.split("/", 2)[-1]
@@ -94,7 +94,7 @@ def _judge(shape: Shape, client_id: str, subscription: Subscription, max_name: i
         return Refusal(ReasonCode.NOT_AUTHORIZED, f"the queue of {quoted(name)} is for the client of that id alone")
     if shape.form is CompactedKind.SHARED and name in RESERVED:
         return Refusal(
-            ReasonCode.TOPIC_FILTER_INVALID, f"no shared queue is called {name!r}; nobody can watch producers"
+            ReasonCode.TOPIC_FILTER_INVALID, f"no shared queue is called {name!r}; producers cannot be watched"
         )
     if len(name.encode()) > max_name:
         return Refusal(ReasonCode.TOPIC_FILTER_INVALID, f"the name is longer than {max_name} bytes (max_name)")

@@ -60,7 +60,7 @@ EXPIRED: Final = "expired"  #: before it was sent
 
 
 class EntryState(StrEnum):
-    """Where a message is."""
+    """The state of a message."""
 
     WAITING = auto()
     DELAYED = auto()  #: all consumers have refused it
@@ -224,7 +224,7 @@ class Level:
 
 
 class Effects(Protocol):
-    """What a dispatcher asks for."""
+    """The effects that a dispatcher asks for."""
 
     def fetch(self, level: Level, after: int, limit: int) -> None:
         """Read messages; `fetched` answers."""

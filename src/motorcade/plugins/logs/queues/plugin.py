@@ -37,8 +37,8 @@ from motorcade.plugins.logs.queues.tables import PREFIX
 from motorcade.storage.ports import Store, StoreError, StoreFullError
 
 SERVICE: Final = "queues"
-LATE: Final = -900  #: priority on `message.publish`: after everybody who may change the message, before retained
-EARLY: Final = 900  #: priority of the refusal of what nobody may publish
+LATE: Final = -900  #: priority on `message.publish`: after all that may change the message, before retained
+EARLY: Final = 900  #: priority of the refusal of what no client may publish
 #: Counted from the start, so that their series are there before it happens.
 EVENTS: Final = (
     "appended",
@@ -94,7 +94,7 @@ class QueuesPlugin(Plugin):
         await self._store.close()
 
     async def reload(self, config: QueuesConfig) -> None:
-        """Declarations and bounds of the configuration; on any error everything stays as it was."""
+        """Take declarations and bounds of the configuration; on any error everything stays as it was."""
         self._queues.max_queues = config.max_queues
         try:
             await self._queues.reload(config.queue)
@@ -206,7 +206,7 @@ class QueuesPlugin(Plugin):
 
     @hook("message.publish", priority=EARLY, topics=(f"{PREFIX}#",))
     def on_publish_directly(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:
-        """Messages reach a queue by the topics it is bound to, and by no other way."""
+        """Refuse messages to a queue's own name: they reach it by the topics it is bound to, and by no other way."""
         if isinstance(message, Handled):
             return None
         return Stop(

@@ -41,7 +41,7 @@ class Queue:
     def __init__(
         self, name: str, options: QueueOptions, origin: str, store: QueueStore, find: Callable[[str], Queue | None]
     ) -> None:
-        """`find`: the queue of a name, for dead letters."""
+        """Take `find`, which returns the queue of a name, for dead letters."""
         self.name = name
         self.options = options
         self.origin = origin

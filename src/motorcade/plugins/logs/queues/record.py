@@ -29,7 +29,7 @@ class Attempt(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, array_like=True, frozen=True):
-    """Why a message is in a dead-letter queue."""
+    """The reason for which a message is in a dead-letter queue."""
 
     queue: str  #: where it came from
     reason: str  #: of the last attempt

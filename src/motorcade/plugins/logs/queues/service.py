@@ -68,7 +68,7 @@ class QueueService:
     Options: ClassVar[type[msgspec.Struct]] = QueueOptions
 
     def __init__(self, store: QueueStore, max_queues: int, changed: Callable[[], None]) -> None:
-        """`changed` is called when queues may be bound to other filters."""
+        """Take `changed`, which is called when queues may be bound to other filters."""
         self.max_queues = max_queues
         self.now = store.now
         self.routes: dict[str, tuple[Queue, ...]] = {}  #: queues by topic, as far as remembered
@@ -273,7 +273,7 @@ class QueueService:
         return queue
 
     async def _check_contents(self, queue: Queue, options: QueueOptions) -> None:
-        """`ConflictError` if messages in the queue would no longer be what it has."""
+        """Raise `ConflictError` if messages in the queue would no longer be what it has."""
         await queue.refresh()
         if options.kind != queue.options.kind and queue.size[0]:
             raise ConflictError(
@@ -333,7 +333,7 @@ class QueueService:
         return {queue.name: queue.options for queue in self}
 
     async def reload(self, configured: Mapping[str, QueueOptions]) -> None:
-        """The configuration has changed; `MotorcadeError` leaves everything as it was."""
+        """Take a changed configuration; `MotorcadeError` leaves everything as it was."""
         async with self._changing:
             created = {queue.name: queue.options for queue in self if queue.origin == CREATED}
             for name in created.keys() & configured.keys():

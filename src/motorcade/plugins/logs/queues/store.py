@@ -1,4 +1,4 @@
-"""What all queues of a node write.
+"""The writes of all queues of a node.
 
 Rule 1: messages are appended in groups (`GroupWriter`); a publisher is answered when its message is stored. All copies
         of a message are in one group. A dead letter leaves its old queue with the write that appends it.

@@ -1,4 +1,4 @@
-"""Which consumer gets the next message, of those that may have room.
+"""The choice of the consumer that gets the next message, of those that may have room.
 
     round_robin      the one that was given a message longest ago
     least_inflight   the one with the fewest unacknowledged messages; among equals, whose number changed longest ago

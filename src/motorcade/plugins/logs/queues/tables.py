@@ -1,4 +1,4 @@
-"""Where queues are in the store.
+"""The tables of queues in the store.
 
     records   queue / {name}            options of a queue that was declared while the node ran (`options.encode`)
     mailbox   queue:{name}              messages of level 0

@@ -45,6 +45,6 @@ class Loader:
                     failed = [answer for answer in answers if isinstance(answer, BaseException)]
                     if failed:
                         raise failed[0]
-                await asyncio.sleep(0)  # a turn for everybody else, and for the readers of these pages
+                await asyncio.sleep(0)  # a turn for all others, and for the readers of these pages
         finally:
             self._running = False

@@ -2,15 +2,15 @@
 
     offsets   1 ─────────────── 900 ── 1027        5000 ────── 5100 = tail
     pages                        [──────]            [──────────]
-                                  read by somebody    appended just now, grows
+                                  read by a reader    appended just now, grows
 
-A page holds every record there is with an offset above `after` and up to `upto`. Whoever stands at `cursor` with
-`after <= cursor < upto` needs nothing but the page; whoever finds none reads one from the store, or waits at the tail.
+A page holds every record there is with an offset above `after` and up to `upto`. A reader at `cursor` with
+`after <= cursor < upto` needs nothing but the page; one that finds none reads one from the store, or waits at the tail.
 That is why nothing is lost or doubled between reading and live: there is one sequence, and one place in it per reader.
 
 Rule 1: pages of one stream do not overlap.
 Rule 2: what was appended becomes part of the last page only if its offsets follow without a hole. A hole may hide a
-        record whose append nobody could tell the outcome of; it is read from the store.
+        record whose append had no known outcome; it is read from the store.
 Rule 3: readers keep no page. All pages together take at most `max_bytes`; the one used longest ago goes first. What
         the only reader of a stream has been through goes at once.
 """
@@ -76,7 +76,7 @@ class Cache:
             self.size_bytes -= page.size_bytes
 
     def share(self) -> int:
-        """Bytes of pages for each reader that is behind, so that they do not push out each other's."""
+        """Return how many bytes of pages each reader that is behind may use, so that none evicts another's."""
         return self.max_bytes // max(1, self.behind)
 
 
@@ -89,7 +89,7 @@ class Pages:
         self._afters: list[int] = []
 
     def find(self, cursor: int) -> CachedPage | None:
-        """The page in which the record after an offset is, or would be."""
+        """Return the page in which the record after an offset is, or would be."""
         at = bisect_right(self._afters, cursor) - 1
         if at < 0:
             return None
@@ -100,7 +100,7 @@ class Pages:
         return page
 
     def add(self, after: int, upto: int, offsets: list[int], messages: list[Message]) -> CachedPage | None:
-        """A stretch that was read. What other pages have of it already is left out; None: they have all."""
+        """Add a range that was read, without what other pages have of it; None: they have all."""
         at = bisect_right(self._afters, after) - 1
         if at >= 0 and self._pages[at].upto > after:
             after = self._pages[at].upto
@@ -114,10 +114,10 @@ class Pages:
         return page
 
     def extend(self, offsets: Sequence[int], messages: Sequence[Message]) -> None:
-        """What was appended just now."""
+        """Add what was appended just now."""
         last = self._pages[-1] if self._pages else None
         if last is not None and offsets[0] <= last.upto:
-            skip = bisect_right(offsets, last.upto)  # somebody has read it from the store meanwhile
+            skip = bisect_right(offsets, last.upto)  # a reader has read it from the store meanwhile
             offsets, messages = offsets[skip:], messages[skip:]
             if not offsets:
                 return
@@ -144,7 +144,7 @@ class Pages:
             del self._pages[at], self._afters[at]
 
     def forget_before(self, offset: int) -> None:
-        """Records before an offset are gone from the stream."""
+        """Forget records before an offset, which are gone from the stream."""
         while self._pages and self._pages[0].upto < offset:
             self.remove(self._pages[0])
 
@@ -154,5 +154,5 @@ class Pages:
 
 
 def size_of(messages: Sequence[Message]) -> int:
-    """Bytes that messages count for in the cache."""
+    """Return how many bytes messages count for in the cache."""
     return sum(len(message.payload) for message in messages) + OVERHEAD * len(messages)

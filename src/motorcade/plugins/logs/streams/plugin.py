@@ -27,7 +27,7 @@ from motorcade.plugins.logs.streams.reader import StreamSource
 from motorcade.plugins.logs.streams.service import StreamService
 from motorcade.storage.ports import StoreFullError
 
-LATE: Final = -900  #: priority on `message.publish`: after everybody who may change the message, before retained
+LATE: Final = -900  #: priority on `message.publish`: after all that may change the message, before retained
 SERVICE: Final = "streams"
 
 
@@ -63,7 +63,7 @@ class StreamsPlugin(Plugin):
         await self.streams.stop()
 
     def gauges(self) -> dict[str, float]:
-        """Figures of the moment."""
+        """Return the figures of the moment."""
         streams = self.streams
         return {
             "streams": len(streams),
@@ -96,7 +96,7 @@ class StreamsPlugin(Plugin):
     # -- in
 
     def _rebind(self, filters: Sequence[str]) -> None:
-        """Only what is published to one of these filters comes by here."""
+        """Register `on_publish` for what is published to one of these filters, and nothing else."""
         if filters:
             self.context.add_hook("message.publish", self.on_publish, priority=LATE, topics=filters)
         else:
@@ -119,7 +119,7 @@ class StreamsPlugin(Plugin):
                     acknowledge_after(message, commit, taken=True)
 
     def _refuse(self, message: Message, error: StoreFullError) -> None:
-        """Too much waits: who asks for an answer hears it; QoS 0 is routed, but is in no stream."""
+        """Refuse a message when too much waits: a publisher that asks hears it; QoS 0 is routed, but not stored."""
         if not message.qos:
             self.context.counters["dropped_qos0"] += 1
             return
@@ -127,7 +127,7 @@ class StreamsPlugin(Plugin):
 
     @hook("message.publish", topics=(f"{PREFIX}#",))
     def on_publish_to_stream(self, _client: ClientInfo | None, message: Message | Handled) -> Stop | None:
-        """Nobody publishes to a stream by its name."""
+        """Refuse messages to a stream by its name."""
         if isinstance(message, Handled):
             return None
         self.context.counters["refused_publish"] += 1
@@ -169,15 +169,15 @@ class StreamsPlugin(Plugin):
 
     @hook("session.terminated")
     def on_terminated(self, client: ClientInfo, _why: str) -> None:
-        """Its places are of no interest after it; what is committed stays."""
+        """Forget a client's places, which are of no interest after it; what is committed stays."""
         self.streams.progress.end_client(client.client_id)
 
     @hook("session.discarded")
     def on_discarded(self, client: ClientInfo) -> None:
-        """Likewise."""
+        """Forget a client's places, likewise."""
         self.streams.progress.end_client(client.client_id)
 
 
 def _wants(_client: ClientInfo, subscription: Subscription, why: Why) -> bool:
-    """Who subscribes again without naming a position goes on where it is."""
+    """Return False for a repeated subscription without a position: it goes on where it is."""
     return why is not Why.AGAIN or read_wish(subscription).position is not None

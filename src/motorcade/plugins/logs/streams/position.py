@@ -1,4 +1,4 @@
-"""What a client writes into a filter, and where it wants to begin.
+"""The position in a filter: where a client wants to begin.
 
     $stream/{name}             with the user property `stream-offset` (MQTT 5), or without any position
     $stream/{name}/{offset}    the same for MQTT 3.1.1
@@ -34,7 +34,7 @@ class PositionError(MotorcadeError):
 
 
 class Origin(StrEnum):
-    """Where a position counts from."""
+    """The point from which a position counts."""
 
     EARLIEST = auto()
     LATEST = auto()
@@ -44,7 +44,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin."""
+    """A position to begin at."""
 
     origin: Origin
     value: float = 0  #: offset of the first record wanted, or seconds since the epoch
@@ -56,7 +56,7 @@ LATEST: Final = Position(Origin.LATEST)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a subscription asks for."""
+    """The stream and position that a subscription asks for."""
 
     name: str
     written: str  #: the offset in the filter, as written; "": there is none
@@ -64,7 +64,7 @@ class Wish:
 
 
 def read_wish(subscription: Subscription) -> Wish:
-    """`PositionError` or `BadNameError` says what is wrong, in words for the client."""
+    """Read what a subscription asks for; `PositionError` or `BadNameError` tells the client what is wrong."""
     name, _, written = subscription.filter.removeprefix(PREFIX).partition("/")
     if is_wildcard(subscription.filter):
         raise PositionError(f"{subscription.filter!r}: streams are read one by one, without wildcards")
@@ -76,7 +76,7 @@ def read_wish(subscription: Subscription) -> Wish:
 
 
 def _property(properties: UserProperties) -> str:
-    """The last one counts."""
+    """Return the value of the property; the last one counts."""
     found = [value for name, value in properties if name == OFFSET]
     if found and not found[-1]:
         raise PositionError(f"user property {OFFSET} is empty; it is {_FORMS}")
@@ -84,7 +84,7 @@ def _property(properties: UserProperties) -> str:
 
 
 def read_position(text: str) -> Position:
-    """The position that a text means; `PositionError` if it means none."""
+    """Return the position that a text means; `PositionError` if it means none."""
     if text in {Origin.EARLIEST, Origin.LATEST}:
         return Position(Origin(text))
     if text.isascii() and text.isdigit():

@@ -51,7 +51,7 @@ class StreamCursor(Cursor):
 
 
 class ReadableStreams(Protocol):
-    """Where streams are found: the service."""
+    """The service in which streams are found."""
 
     progress: ProgressStore
 
@@ -146,7 +146,7 @@ class StreamSource(Reader):
             self.close()
 
     def declared(self, stream: Stream) -> None:
-        """There is a stream of this name now."""
+        """Attach to the stream of this name, which is declared now."""
         if not self.attached:
             return  # ended, or of a stream that was deleted: the next instance reads this one
         self._stream = stream
@@ -156,7 +156,7 @@ class StreamSource(Reader):
             self.ready()
 
     def deleted(self) -> None:
-        """The stream is gone, and with it all that was known of this reader.
+        """Forget a stream that is gone, and all that was known of this reader.
 
         What was given and not sent must go too: that is what a new instance is for.
         """

@@ -1,4 +1,4 @@
-"""What goes: records that are too old, and the oldest of streams that are too large.
+"""Removal of records that are too old, and of the oldest of streams that are too large.
 
 Each stream knows in memory how old its oldest record is and how much it holds, so one that has nothing to lose costs a
 comparison per interval. A stream that grows clearly beyond its bounds is looked at at once; what is too old goes with
@@ -24,7 +24,7 @@ SHORTEST: Final = 0.1  #: seconds between two looks, unless a stream overflows
 
 
 class TrimmableStreams(Protocol):
-    """Where streams are found: the service."""
+    """The service in which streams are found."""
 
     def streams(self) -> Sequence[Stream]: ...
 
@@ -73,7 +73,7 @@ class Trimmer:
             await self.look()
 
     def _patience(self) -> float | None:
-        """Seconds until the next look; None: as long as nothing happens."""
+        """Return seconds until the next look; None: as long as nothing happens."""
         streams = self._service.streams()
         if not streams:
             return None

@@ -5,8 +5,8 @@
 What is declared in the configuration is not stored. A stream that is being deleted is marked so before anything of it
 goes: if the node dies in between, the next one finishes it, and old records never turn up in a new stream of that name.
 
-A stream that is no longer in the configuration is not declared any more, but its records stay in the store: whoever has
-made a mistake in a file can mend it. `delete` is the only way to lose them, and for that it must be declared.
+A stream that is no longer in the configuration is not declared any more, but its records stay in the store: a
+mistake in a file can be mended. `delete` is the only way to lose them, and for that it must be declared.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _decode = msgspec.msgpack.Decoder(_DeclarationRecord).decode
 
 
 def declares(value: bytes) -> bool:
-    """Whether a record of COLLECTION declares its stream. One that cannot be read does not: no node takes it either."""
+    """Return True if a record of COLLECTION declares its stream; False if it is unreadable: no node takes it either."""
     try:
         return _decode(value).options is not None
     except (msgspec.MsgspecError, ValueError):
@@ -129,7 +129,7 @@ class StreamService:
             await self._declare(name, stored.options, CREATED)
 
     def configure(self, config: StreamsConfig) -> None:
-        """New bounds hold for what comes."""
+        """Take new bounds, which hold for what comes."""
         self.waiting.max_messages = config.max_waiting
         self.waiting.max_bytes = config.max_waiting_bytes
         self.cache.max_bytes = config.cache_bytes
@@ -137,7 +137,7 @@ class StreamService:
         self._config = config
 
     def check(self, configured: Mapping[str, StreamOptions], max_streams: int) -> None:
-        """`MotorcadeError` if these could not be declared."""
+        """Raise `MotorcadeError` if these could not be declared."""
         others = [stream for stream in self._streams.values() if stream.origin != CONFIGURED]
         for stream in others:
             if stream.name in configured:
@@ -149,7 +149,7 @@ class StreamService:
             raise self._too_many(max_streams)
 
     async def reconfigure(self, configured: Mapping[str, StreamOptions]) -> None:
-        """The configuration declares these now."""
+        """Declare what the configuration declares now."""
         async with self._changing:
             self.check(configured, self._config.max_streams)
             for stream in [stream for stream in self._streams.values() if stream.origin == CONFIGURED]:
@@ -174,7 +174,7 @@ class StreamService:
             self._unwatch = None
 
     def _told(self, name: str, last: int) -> None:
-        """Something was appended to the store, through this service or past it."""
+        """Note that something was appended to the store, through this service or past it."""
         stream = self._streams.get(name) or self._opening.get(name)
         if stream is not None:
             stream.told(last)
@@ -183,7 +183,7 @@ class StreamService:
         return list(self._streams.values())
 
     def bound(self, topic: str) -> Sequence[Stream]:
-        """The streams that take what is published to a topic, each once."""
+        """Return the streams that take what is published to a topic, each once."""
         found = self._trie.match(topic)
         if len(found) <= 1:
             return found[0] if found else ()
@@ -263,7 +263,7 @@ class StreamService:
             await self._declare(name, None, owner)
 
     async def release(self, name: str, owner: str) -> None:
-        """A stream opened by a plugin is no longer declared; its records stay."""
+        """Undeclare a stream opened by a plugin; its records stay."""
         async with self._changing:
             present = self._streams.get(name)
             if present is not None and present.origin == owner:
@@ -275,15 +275,15 @@ class StreamService:
         return len(self._streams)
 
     def options(self, name: str) -> StreamOptions:
-        """As they are, of one that may be changed here."""
+        """Return the options as they are, of a stream that may be changed here."""
         return cast("StreamOptions", self._own(name).options)
 
     async def list(self) -> Sequence[StreamView]:
-        """Views of all, by name."""
+        """Return the views of all streams, by name."""
         return [await self._view(self._streams[name]) for name in sorted(self._streams) if name in self._streams]
 
     async def show(self, name: str) -> StreamView:
-        """One, with its readers."""
+        """Return the view of one stream, with its readers."""
         return await self._view(self._found(name), readers=True)
 
     async def create(self, name: str, options: Any) -> StreamView:
@@ -302,7 +302,7 @@ class StreamService:
             return await self._view(self._streams[name])
 
     async def change(self, name: str, options: Any) -> StreamView:
-        """Other topics and bounds, from now on."""
+        """Change topics and bounds, from now on."""
         async with self._changing:
             stream = self._own(name)
             await self._store.records.put(COLLECTION, name, _encode(_DeclarationRecord(options)))
@@ -311,7 +311,7 @@ class StreamService:
             return await self._view(stream)
 
     async def delete(self, name: str) -> None:
-        """Remove it with its records and everybody's progress."""
+        """Remove it with its records and all readers' progress."""
         async with self._changing:
             stream = self._own(name)
             await self._store.records.put(COLLECTION, name, _encode(_DeclarationRecord(None)))
@@ -323,7 +323,7 @@ class StreamService:
             self._log.info("stream_deleted", stream=name)
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:
-        """Records as operators see them; what cannot be read is shown as it is, with the reason."""
+        """Return records as operators see them; what cannot be read is shown as it is, with the reason."""
         self._found(name)
         found = []
         for stored in await self._store.streams.read(name, after, limit):
@@ -388,7 +388,7 @@ class StreamService:
         return stream
 
     def _own(self, name: str) -> Stream:
-        """One that may be changed here."""
+        """Return a stream that may be changed here."""
         stream = self._found(name)
         if stream.origin == CONFIGURED:
             raise ConflictError(

@@ -46,7 +46,7 @@ MESSAGE: Final = 200  #: bytes a message that waits takes in memory besides its 
 
 
 class AppendBacklog:
-    """How much waits for the store, of all streams."""
+    """The amount that waits for the store, of all streams."""
 
     __slots__ = ("max_bytes", "max_messages", "messages", "size_bytes")
 
@@ -70,7 +70,7 @@ class Stamps:
         self._prefix = ""
 
     def text(self, time: float) -> str:
-        """ISO 8601 in UTC with milliseconds, rounded down, so that reading from it finds the record itself."""
+        """Format a time as ISO 8601 in UTC with milliseconds, rounded down: reading from it finds the record itself."""
         second, thousandths = divmod(int(time * 1000), 1000)
         if second != self._second:
             self._second = second
@@ -80,7 +80,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all streams of a node use."""
+    """The parts that all streams of a node use."""
 
     store: Store
     cache: Cache
@@ -141,14 +141,14 @@ class Stream:
             self.first, self.oldest, self.records, self.size_bytes = 0, 0.0, 0, 0
 
     async def trimmed(self, records: int, size_bytes: int) -> None:
-        """So much was removed from the store."""
+        """Note that so much was removed from the store."""
         self.records = max(0, self.records - records)
         self.size_bytes = max(0, self.size_bytes - size_bytes)
         await self._look_at_first()
         self.pages.forget_before(self.first or self.tail + 1)
 
     def close(self) -> None:
-        """No more readers, no more pages."""
+        """Close: no more readers, no more pages."""
         self.closed = True
         self.pages.clear()
         for reader in [*self.readers]:
@@ -246,7 +246,7 @@ class Stream:
             self._shared.log.error("stream_append_failed", stream=self.name, error=str(error) or repr(error))
 
     def told(self, last: int) -> None:
-        """The store has records up to an offset now.
+        """Note that the store has records up to an offset now.
 
         While an append of ours is under way, that may be the one: readers hear of it when its page is there.
         """
@@ -277,14 +277,14 @@ class Stream:
                 self._reached(info.last)
 
     def overflows(self, slack: float = 1.0) -> bool:
-        """Whether there is more than there may be, times `slack`."""
+        """Return True if there is more than there may be, times `slack`."""
         options = self.options
         return options is not None and (
             0 < options.max_bytes * slack < self.size_bytes or 0 < options.max_messages * slack < self.records
         )
 
     def outdated_at(self) -> float:
-        """When the oldest record is to go; infinity: never."""
+        """Return when the oldest record is to go; infinity: never."""
         options = self.options
         return self.oldest + options.retention if options and options.retention and self.oldest else inf
 
@@ -316,7 +316,7 @@ class Stream:
             self.pages.clear()
 
     def passed(self, page: Page) -> None:
-        """A reader has been through a page. If it is the only one, memory is better used while it is still warm."""
+        """Note that a reader has been through a page. If it is the only one, the page is removed while it is warm."""
         if len(self.readers) == 1:
             self.pages.remove(page)
 
@@ -331,7 +331,7 @@ class Stream:
         self._shared.loader.do(partial(self._load, after, self._page_length(wanted)))
 
     def _page_length(self, wanted: int) -> int:
-        """How many records to read: a whole page, unless records are large or too many readers are behind."""
+        """Return how many records to read: a whole page, unless records are large or too many readers are behind."""
         average = self.size_bytes // max(1, self.records) + OVERHEAD
         fair = min(PAGE_BYTES, self._shared.cache.share()) // average
         return max(1, min(PAGE, max(fair, min(wanted, PAGE_BYTES // average))))
@@ -366,17 +366,17 @@ class Stream:
             reader.broken()
 
     def _page(self, after: int, tail: int, found: Sequence[StreamRecord], *, whole: bool) -> Page | None:
-        """What was read; `whole`: there was nothing more."""
+        """Return a page of what was read; `whole`: there was nothing more."""
         last = found[-1].offset if found else after
         upto = max(tail, last) if whole else last
         self._counters["read"] += len(found)
         page = self.pages.add(after, upto, *self._from_store(found))
-        # Beyond the tail only if somebody reads before the append has returned, or its outcome was not known.
+        # Beyond the tail only if a reader reads before the append has returned, or its outcome was not known.
         self._reached(upto)
         return page
 
     def _reached(self, offset: int) -> None:
-        """The stream is known to go up to an offset."""
+        """Note that the stream is known to go up to an offset."""
         if offset > self.tail:
             self.tail = offset
             woken, self._waiting = self._waiting, set()
@@ -384,7 +384,7 @@ class Stream:
                 reader.more()
 
     def _from_store(self, found: Sequence[StreamRecord]) -> tuple[list[int], list[Message]]:
-        """Offsets and messages; what is no record is left out, and readers go on behind it."""
+        """Return offsets and messages; values that are no records are left out, and readers go on behind them."""
         offsets: list[int] = []
         messages: list[Message] = []
         time, stamp = -1.0, (TIME, "")

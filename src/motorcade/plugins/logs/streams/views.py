@@ -1,4 +1,4 @@
-"""What operators see of a stream."""
+"""The operator's views of a stream."""
 
 from __future__ import annotations
 
