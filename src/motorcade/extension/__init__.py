@@ -1,1 +1,1 @@
-"""What a plugin may know of the broker: hook points, the plugin base class, and how plugins are loaded."""
+"""The interface between plugins and broker: hook points, the plugin base class, and how plugins are loaded."""

@@ -30,7 +30,7 @@ class Module(NamedTuple):
 
 
 def read_plugin(path: Path, within: Iterable[str]) -> dict[str, Module]:
-    """The modules at `path` by dotted name; `""` is the file itself, or `__init__.py` of the folder.
+    """Return the modules at `path` by dotted name; `""` is the file itself, or `__init__.py` of the folder.
 
     `PluginError` unless the path lies in one of the folders `within`, and only the node's user or root can have
     written what is read.
@@ -41,7 +41,7 @@ def read_plugin(path: Path, within: Iterable[str]) -> dict[str, Module]:
 
 
 def _below(path: Path, within: Iterable[str]) -> tuple[Path, tuple[str, ...]]:
-    """The trusted folder that the path lies in, and the way from there."""
+    """Return the trusted folder that the path lies in, and the way from there."""
     folders = [Path(folder).expanduser().resolve() for folder in within]
     if not folders:
         raise PluginError(
@@ -73,7 +73,7 @@ def _walk(folder: int, place: Path, names: tuple[str, ...]) -> dict[str, Module]
 
 
 def _package(folder: int, place: Path, prefix: str) -> Iterator[tuple[str, Module]]:
-    """Every Python file below an open folder."""
+    """Yield every Python file below an open folder."""
     names = sorted(os.listdir(folder))
     if not prefix and "__init__.py" not in names:
         raise PluginError(f"there is no plugin at {place}: the folder has no __init__.py")
@@ -112,7 +112,7 @@ def _check(handle: int, place: Path) -> os.stat_result:
     if about.st_uid not in (os.geteuid(), 0):
         raise PluginError(f"{place} belongs to another user; it must belong to the user the node runs as, or to root")
     if mode & stat.S_IWOTH and not shared:
-        raise PluginError(f"{place} can be written by everybody (mode {mode:o}); take that right away")
+        raise PluginError(f"{place} can be written by every user (mode {mode:o}); take that right away")
     if mode & stat.S_IWGRP and not shared and about.st_gid not in (os.getegid(), 0):
         raise PluginError(f"{place} can be written by another group (mode {mode:o}); take that right away")
     return about

@@ -1,9 +1,9 @@
 """Compacted queues: what operators see of them and may do to them.
 
 A compacted queue keeps the last value of each key, in the order of sequence numbers. The *exclusive* form belongs to
-one client and is called by its client id; the *shared* form has a name and any number of consumers. Nobody declares
-them: a queue is there from its first message until it is deleted. The plugin that has them offers one `Compacted` as
-the service `compacted`; HTTP and the command line serve it.
+one client and is called by its client id; the *shared* form has a name and any number of consumers. They are not
+declared: a queue is there from its first message until it is deleted. The plugin that has them offers one
+`Compacted` as the service `compacted`; HTTP and the command line serve it.
 
 Rule 1: looking changes nothing; every answer is a copy.
 Rule 2: sequence numbers of a queue grow and are never used again, not even after `delete`.
@@ -25,14 +25,14 @@ SERVICE: Final = "compacted"  #: name of the service
 
 
 class CompactedKind(StrEnum):
-    """Which of the two a queue is."""
+    """The form of a queue."""
 
     EXCLUSIVE = auto()  #: `$ECQ/{CLIENTID}/#`
     SHARED = auto()  #: `$SCQ/{QUEUE}/#`
 
 
 class ConsumerView(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one client is with a queue."""
+    """The progress of one client with a queue."""
 
     client: str
     connected: bool  #: it consumes now
@@ -57,7 +57,7 @@ class CompactedView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewindView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rewind does, or would do."""
+    """The result of a rewind, or of a plan for one."""
 
     kind: CompactedKind
     name: str
@@ -76,10 +76,10 @@ class Compacted(Protocol):
     """All compacted queues of a node."""
 
     async def list(self, kind: CompactedKind, after: str = "", limit: int = 100) -> Sequence[CompactedView]:
-        """Up to `limit` queues whose names come after `after`, by name (in the order of code points)."""
+        """Return up to `limit` queues whose names come after `after`, by name (in the order of code points)."""
 
     async def show(self, kind: CompactedKind, name: str) -> CompactedView:
-        """One queue with its consumers; `UnknownError`."""
+        """Return one queue with its consumers; `UnknownError`."""
 
     async def rewind(
         self,
@@ -100,7 +100,7 @@ class Compacted(Protocol):
         """
 
     async def read(self, kind: CompactedKind, name: str, after: int = 0, limit: int = 100) -> Sequence[FoundMessage]:
-        """Up to `limit` messages after a number, oldest first, as they would be delivered; `UnknownError`.
+        """Return up to `limit` messages after a number, oldest first, as they would be delivered; `UnknownError`.
 
         `position` is the sequence number, `topic` that of the delivery; `properties` has the `key`.
         """

@@ -52,7 +52,7 @@ class BadOptionsError(MotorcadeError):
 
 
 def check_name(noun: str, name: str) -> None:
-    """`BadNameError` unless a name can be part of a topic filter, a key and a file name."""
+    """Raise `BadNameError` unless a name can be part of a topic filter, a key and a file name."""
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise BadNameError(
             f"{noun} name {name[:MAX_NAME]!r}: letters, digits, '-', '.' and '_', not a sign first, "
@@ -61,7 +61,7 @@ def check_name(noun: str, name: str) -> None:
 
 
 def read_options(noun: str, record: type[S], given: Mapping[str, Any]) -> S:
-    """Options that somebody has sent; `BadOptionsError` names the first one that is wrong."""
+    """Convert options from a request; `BadOptionsError` names the first one that is wrong."""
     kinds = {info.encode_name: info.type for info in msgspec.structs.fields(record)}
     for key, value in given.items():
         if key not in kinds:
@@ -79,7 +79,7 @@ def read_options(noun: str, record: type[S], given: Mapping[str, Any]) -> S:
 
 
 def plain(error: Exception) -> str:
-    """What a check says, without its marks for programmers."""
+    """Return the text of a failed check, without its marks for programmers."""
     said = re.sub(r"^Object missing required field `(\w+)`", r"\1 must be given", str(error))
     return said.replace("`", "").removesuffix(" - at $")
 
@@ -103,16 +103,16 @@ class Declared(Protocol):
     Options: type[msgspec.Struct]  #: what can be set; unknown keys are errors
 
     def __len__(self) -> int:
-        """How many there are. Known at once: `/metrics` asks."""
+        """Return how many are declared. Known at once: `/metrics` asks."""
 
     def options(self, name: str) -> msgspec.Struct:
-        """The options of one as they are, secrets too: to change some of them, never to show them; `UnknownError`."""
+        """Return the options of one as they are, with secrets: to change some, never to show them; `UnknownError`."""
 
     async def list(self) -> Sequence[msgspec.Struct]:
-        """Views of all, by name."""
+        """Return the views of all, by name."""
 
     async def show(self, name: str) -> msgspec.Struct:
-        """The view of one, with all there is to know; `UnknownError`."""
+        """Return the view of one, with all there is to know; `UnknownError`."""
 
     async def create(self, name: str, options: Any) -> msgspec.Struct:
         """Declare and store it; `ConflictError` if it is there, `MotorcadeError` says what is wrong."""
@@ -124,4 +124,4 @@ class Declared(Protocol):
         """Remove it with its contents."""
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:
-        """Up to `limit` messages after a position, oldest first; those that have no contents answer `ConflictError`."""
+        """Return up to `limit` messages after a position, oldest first; `ConflictError` if they have no contents."""

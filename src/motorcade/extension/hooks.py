@@ -8,7 +8,7 @@ A hook point holds a chain of callbacks, higher priority first, ties in order of
                 Stop(acc)      end the chain with a new accumulator
                 STOP           end the chain, accumulator unchanged
              A fold callback may be a coroutine function (but not of message.nack); then the client it works for
-             waits, nobody else.
+             waits, no other.
     OBSERVE  answers are ignored, except STOP, which ends the chain. Observers are plain functions: they run
              between two packets, so they must be quick.
 
@@ -18,7 +18,7 @@ then ends with the point's refusal; elsewhere the callback is skipped.
 When a callback of `client.authorize` is added, connected clients are checked again: subscriptions and wills that it
 refuses, or fails to judge, are taken away.
 
-The broker reads a point as an attribute (`hooks.message_publish`), which is None while nobody listens:
+The broker reads a point as an attribute (`hooks.message_publish`), which is None without callbacks:
 an unused point costs one load and one comparison. Register callbacks of `message.publish` with `topics`
 or `retained_only` where possible: messages they do not concern stay on the broker's fast path.
 
@@ -130,21 +130,21 @@ AFTER: Final = "acknowledge_after"  #: header of a message
 
 
 class Pending(list[Any]):
-    """What the answer to a publisher waits for."""
+    """The commits and futures that the answer to a publisher waits for."""
 
-    taken = False  #: somebody will get the message later
+    taken = False  #: the message will be delivered later
 
 
 def acknowledge_after(message: Message, done: Commit[Any] | asyncio.Future[Any], *, taken: bool = False) -> None:
-    """In `message.publish`: acknowledge the message to its publisher only when `done` is.
+    """Acknowledge a message to its publisher, from `message.publish`, only when `done` is done.
 
     If `done` fails, it hears that the message is not taken: a `StoreFullError` (any error that is `certain` and not
-    `away`) refuses it, after any other error the connection is closed, so that the client sends it again. Nobody waits
-    meanwhile, not even the publisher's next packets. `taken`: somebody will get it later, so the publisher is not told
+    `away`) refuses it, after any other error the connection is closed, so that the client sends it again. Nothing waits
+    meanwhile, not even the publisher's next packets. `taken`: it will be delivered later, so the publisher is not told
     that it has no subscribers.
     """
     pending = message.headers.setdefault(AFTER, Pending())
-    assert isinstance(pending, Pending)  # noqa: S101 - nobody else writes this header
+    assert isinstance(pending, Pending)  # noqa: S101 - only this function writes this header
     pending.append(done if isinstance(done, Commit) else commit_of(done))
     pending.taken = pending.taken or taken
 
@@ -216,7 +216,7 @@ class Callback:
     topics: tuple[str, ...] = ()  #: `message.publish` only: called for topics matching one of these; empty is all
     retained_only: bool = False  #: `message.publish` only: called for messages with the retain flag
     timeout: float = DEFAULT_TIMEOUT
-    takes: bool = False  #: `message.publish` only: it handles all messages of its topics, so nobody ever gets one
+    takes: bool = False  #: `message.publish` only: it handles all messages of its topics, no subscriber ever gets one
     errors: int = 0
     plain: Plain | None = None  #: `message.publish` only
 
@@ -232,11 +232,11 @@ class Callback:
             return None
 
     def concerns(self, topic: str) -> bool:
-        """Whether this callback wants messages of a topic."""
+        """Return True if this callback wants messages of a topic."""
         return not self.topics or any(topics_.matches(f, topic) for f in self.topics)
 
     def may_concern(self, level: str) -> bool:
-        """Whether it may want messages of some topics that begin with a level."""
+        """Return True if this callback may want messages of some topics that begin with a level."""
         return not self.topics or any(f.split("/", 1)[0] in (level, "+", "#") for f in self.topics)
 
 
@@ -283,7 +283,7 @@ class Chain:
         return acc
 
     async def _fold_waiting(self, index: int, answer: Awaitable[Any], args: tuple[object, ...], acc: Any) -> Any:
-        """The rest of `fold`, from the first callback that must be waited for."""
+        """Return the rest of `fold`, from the first callback that must be waited for."""
         callback = self.callbacks[index]
         rest = Chain(self.point, self.callbacks[index + 1 :])
         try:
@@ -325,7 +325,7 @@ def _attribute(point: str) -> str:
 
 
 class Hooks:
-    """All hook points of one node. Each point is an attribute: a `Chain`, or None while nobody listens."""
+    """All hook points of one node. Each point is an attribute: a `Chain`, or None without callbacks."""
 
     __slots__ = (*(_attribute(name) for name in POINTS), "_by_level", "_on_change", "_publish_chains", "_taken")
 
@@ -396,12 +396,12 @@ class Hooks:
                 self._set(point, kept)
 
     def lookup(self, point: str) -> tuple[Callback, ...]:
-        """The callbacks of a point, in the order in which they run."""
+        """Return the callbacks of a point, in the order in which they run."""
         chain: Chain | None = getattr(self, _attribute(point))
         return chain.callbacks if chain else ()
 
     def publish_chains(self, topic: str) -> tuple[Chain | None, Chain | None]:
-        """The callbacks of `message.publish` that want a topic: of ordinary and of retained messages."""
+        """Return the callbacks of `message.publish` that want a topic: those of ordinary and of retained messages."""
         wanted = tuple([c for c in self._who_may_want(topic) if c.concerns(topic)])
         chains = self._publish_chains.get(wanted)
         if chains is None:
@@ -412,7 +412,7 @@ class Hooks:
         return chains
 
     def are_taken(self, level: str) -> bool:
-        """Whether all topics below a first level have the same callbacks, of which one handles all messages."""
+        """Return True if all topics below a first level have the same callbacks, of which one handles all messages."""
         taken = self._taken.get(level)
         if taken is None:
             whole = f"{level}/#"

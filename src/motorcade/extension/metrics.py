@@ -26,7 +26,7 @@ class Family(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What a table in memory costs.
+    """The memory that a table takes.
 
     Bytes are entries times what one takes, measured once, plus the texts and payloads that are counted anyway: an
     estimate, right to about a factor of two, and nothing that a message waits for.
@@ -56,17 +56,17 @@ class Measure(NamedTuple):
 
 
 def counter(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
-    """A family that only grows."""
+    """Return a counter: a family that only grows."""
     return Family(name, "counter", text, [("", labels, value) for labels, value in samples])
 
 
 def gauge(name: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Family:
-    """A family of the moment."""
+    """Return a gauge: a family of the moment."""
     return Family(name, "gauge", text, [("", labels, value) for labels, value in samples])
 
 
 def by_name(name: str, text: str, label: str, values: Mapping[str, float]) -> Family:
-    """A gauge with a series for each of the first `MAX_LABELS` names, and one for the sum of the others."""
+    """Return a gauge with a series for each of the first `MAX_LABELS` names, and one for the sum of the others."""
     names = sorted(values)
     samples: list[tuple[Labels, float]] = [({label: each}, values[each]) for each in names[:MAX_LABELS]]
     if rest := names[MAX_LABELS:]:
@@ -75,7 +75,7 @@ def by_name(name: str, text: str, label: str, values: Mapping[str, float]) -> Fa
 
 
 def same(*events: str, prefix: str = "") -> dict[str, str]:
-    """Events whose label says what they are called, without a common prefix."""
+    """Return the events under the labels that they are, without a common prefix."""
     return {event: event.removeprefix(prefix) for event in events}
 
 
@@ -86,7 +86,7 @@ def declared(
     counted: Mapping[str, int],
     figures: Mapping[str, float],
 ) -> list[Family]:
-    """The families of a plugin. What it has not declared gets a family of its own, named after plugin and event."""
+    """Return the families of a plugin. What is not declared gets a family named after plugin and event."""
     found: list[Family] = []
     left, other = dict(counted), dict(figures)
     for each in counts:
@@ -112,5 +112,5 @@ def declared(
 
 
 def _word(text: str) -> str:
-    """A part of a name that Prometheus takes."""
+    """Return a text as part of a name that Prometheus takes."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "other"

@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Hub(Protocol):
-    """What the broker does for plugins."""
+    """The broker's services for plugins."""
 
     @property
     def node(self) -> str:
@@ -55,40 +55,40 @@ class Hub(Protocol):
         """Publish in the name of the node: hooks, then routing. Returns how many clients it went to."""
 
     def heard(self, topic: str, besides: str = "") -> bool:
-        """Whether somebody would get a message of this topic now, or a plugin but this one wants to see it.
+        """Return True if a subscriber, or a plugin but this one, would get a message of this topic now.
 
         If not, it need not be made.
         """
 
     def heard_below(self, level: str, besides: str = "") -> bool:
-        """The same for any topic that begins with this level, which begins with `$`: quicker than asking for each."""
+        """Return the same for all topics below this first level, which begins with `$`: faster than asking for each."""
 
     def tell(self, client_id: str, what: object) -> bool:
-        """`info(what)` for every generic source of a client; False if it is not connected, or has none."""
+        """Send `info(what)` to every generic source of a client; False if it is not connected, or has none."""
 
     async def disconnect(self, client_id: str, reason: ReasonCode = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
         """Send a client away; False if it is not connected."""
 
     def client(self, client_id: str) -> ClientInfo | None:
-        """A connected client."""
+        """Return a connected client by its id, or None."""
 
     def clients(self) -> Iterable[ClientInfo]:
-        """All connected clients, as they are now."""
+        """Return all connected clients, as they are now."""
 
     def last_seen(self, client_id: str) -> float:
-        """When a client's connection ended, or began if it is connected; 0: it has no session."""
+        """Return when a client's connection ended, or began if it is connected; 0: it has no session."""
 
     def recheck_access(self) -> None:
         """Forget cached access decisions, and take away subscriptions that are no longer allowed."""
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters and gauges of the node by name."""
+        """Return the node's counters and gauges by name."""
 
     def now(self) -> float:
-        """Seconds since the epoch by the node's clock, which never steps: for intervals."""
+        """Return the seconds since the epoch by the node's clock, which never steps: for intervals."""
 
     def wall(self) -> float:
-        """Seconds since the epoch by the system's clock: for what others have dated."""
+        """Return the seconds since the epoch by the system's clock: for what others have dated."""
 
 
 class Spawn(Protocol):
@@ -99,7 +99,7 @@ class Spawn(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """What one plugin is given."""
+    """The services and data for one plugin."""
 
     name: str
     hub: Hub
@@ -162,7 +162,7 @@ class Context:
         self.offered.add(name)
 
     def service(self, name: str) -> Any:
-        """What another plugin offers now, or None. Ask each time: it may be unloaded."""
+        """Return the service of another plugin, or None. Ask each time: it may be unloaded."""
         return self.services.get(name)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -194,17 +194,17 @@ class Plugin:
         self.config = config
 
     async def start(self) -> None:
-        """Before the hooks are registered. Raise to refuse being loaded."""
+        """Start, before the hooks are registered. Raise to refuse being loaded."""
 
     async def reload(self, config: Any) -> None:
-        """New configuration, or the same with changed files. Raise `MotorcadeError` to keep the old."""
+        """Take a new configuration, or the same with changed files. Raise `MotorcadeError` to keep the old."""
         self.config = config
 
     async def stop(self) -> None:
-        """After the hooks are removed."""
+        """Stop, after the hooks are removed."""
 
     def gauges(self) -> Mapping[str, float]:
-        """Figures of the moment, by name; they join the node's statistics. Must be quick."""
+        """Return figures of the moment, by name; they join the node's statistics. Must be quick."""
         return {}
 
     def history(self) -> int:
@@ -212,11 +212,11 @@ class Plugin:
         return 0
 
     def metrics(self) -> Iterable[Family]:
-        """Families that are neither counts nor figures of the moment: those with labels of their own. Must be quick."""
+        """Return families that are neither counts nor figures of the moment: those with own labels. Must be quick."""
         return ()
 
     def tables(self) -> Iterable[Table]:
-        """What this plugin keeps in memory. Must be quick."""
+        """Return the tables that this plugin keeps in memory. Must be quick."""
         return ()
 
 
@@ -265,7 +265,7 @@ class Loaded:
     started_with: msgspec.Struct  #: its configuration when it was loaded
 
     def gauges(self) -> dict[str, float]:
-        """The plugin's figures; none if it fails to tell them."""
+        """Return the plugin's figures; none if it fails to tell them."""
         try:
             return dict(self.plugin.gauges())
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
@@ -283,7 +283,7 @@ class Loaded:
             return 0
 
     def metrics(self, figures: Mapping[str, float]) -> list[Family]:
-        """The plugin's families, of which `figures` are known already; only the declared ones if it fails."""
+        """Return the plugin's families, of which `figures` are known already; only the declared ones if it fails."""
         plugin = self.plugin
         found = declared(self.name, plugin.counts, plugin.measures, self.context.counters, figures)
         try:
@@ -294,7 +294,7 @@ class Loaded:
             return found
 
     def tables(self) -> list[Table]:
-        """The plugin's tables; none if it fails to tell them."""
+        """Return the plugin's tables; none if it fails to tell them."""
         try:
             return list(self.plugin.tables())
         except Exception as error:  # noqa: BLE001 - as for gauges
@@ -320,15 +320,15 @@ class Plugins:
         self._changing = asyncio.Lock()
 
     def loaded(self) -> list[Loaded]:
-        """What runs now, in the order of loading."""
+        """Return the running plugins, in the order of loading."""
         return list(self._loaded.values())
 
     def service(self, name: str) -> Any:
-        """What a plugin offers now, or None."""
+        """Return the service of a plugin, or None."""
         return self._services.get(name)
 
     def kinds(self) -> tuple[SourceType, ...]:
-        """All kinds of sources that plugins have registered."""
+        """Return all kinds of sources that plugins have registered."""
         return self._sources.kinds
 
     def history(self) -> int:
@@ -336,7 +336,7 @@ class Plugins:
         return sum(loaded.history() for loaded in self._loaded.values())
 
     def gauges(self) -> dict[str, float]:
-        """The figures of all plugins together."""
+        """Return the figures of all plugins together."""
         return {name: value for loaded in self._loaded.values() for name, value in loaded.gauges().items()}
 
     async def load(
@@ -395,7 +395,7 @@ class Plugins:
         )
 
     def _withdraw(self, context: Context) -> None:
-        """Nobody calls a plugin any more."""
+        """Remove a plugin's callbacks: it is not called any more."""
         self._hooks.remove_owner(context.name)
         self._sources.remove_owner(context.name)
         for service in context.offered:
@@ -452,7 +452,7 @@ class Plugins:
 
 
 def available() -> dict[str, str]:
-    """Names of installed plugins and where they come from."""
+    """Return names of installed plugins and where they come from."""
     return {entry.name: entry.value for entry in importlib.metadata.entry_points(group=GROUP)}
 
 
@@ -475,7 +475,7 @@ def _configure(name: str, kind: type[Plugin], config: Mapping[str, object]) -> m
 
 
 def _hint(record: type[msgspec.Struct], problem: str) -> str:
-    """The allowed values, if the problem is a wrong choice for a field of the record."""
+    """Return the allowed values, if the problem is a wrong choice for a field of the record."""
     found = re.search(r"`\$\.(\w+)`$", problem)
     hints = get_type_hints(record) if found else {}
     choices = literal_choices(hints.get(found[1])) if found else ""
@@ -483,7 +483,7 @@ def _hint(record: type[msgspec.Struct], problem: str) -> str:
 
 
 def literal_choices(kind: object) -> str:
-    """What a field of literal values may be, for people; empty for other types."""
+    """List the choices of a field of literal values, for people; empty for other types."""
     return ", ".join(repr(choice) for choice in get_args(kind)) if get_origin(kind) is Literal else ""
 
 
@@ -532,7 +532,7 @@ def _from_path(text: str, within: Sequence[str] | None) -> tuple[type[Plugin], s
 
 
 def _trusted(path: Path, text: str) -> dict[str, Module]:
-    """The file, or `__init__.py` of the folder; modules of the folder are found as they are imported."""
+    """Return the file, or `__init__.py` of the folder; modules of the folder are found as they are imported."""
     package = path if path.is_dir() else None
     file = path / "__init__.py" if package else path
     if not file.is_file():
@@ -556,7 +556,7 @@ class _HeldModules(importlib.abc.MetaPathFinder):
         path: object = None,  # noqa: ARG002 - as the import system calls it
         target: object = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """Part of the import system."""
+        """Find a held module, as part of the import system."""
         found = self.modules.get(fullname)
         if found is not None:
             return importlib.util.spec_from_file_location(

@@ -23,7 +23,7 @@ which says `feed.send(result)`, and the source gets it with `info`.
     RECREATE            something is broken: end this instance, and make a new one after a while
 
 Rule 1: a source never buffers. It is told how many messages it may give (`desired`), and gives at most as many, then or
-        later. The number is a promise: whoever is told 10 may fetch 10 and give them when they are there. What it gives
+        later. The number is a promise: a source told 10 may fetch 10 and give them when they are there. What it gives
         counts against it; the next number it is told says how many it may give from then on, and is never less than
         what is left of the promise. Who was told 0 hears `info(ROOM, n)` as soon as n is more than 0.
 Rule 2: the messages of one source leave in the order in which they were given.
@@ -34,8 +34,8 @@ Rule 3: a source ends with its connection, but its slot in the session does not.
         still when the old instance hears `unsubscribe`, filter by filter. A kind registered with `release` takes its
         messages back when the client disconnects: they are no longer in flight after that, and may be given to others.
         A kind with `repeats` is asked for each of its messages just before the session sends it again.
-Rule 4: a callback that raises is counted and logged, and hurts nobody else. `subscribe` counts as answered with False
-        then, `info` and `delivered` as answered with RECREATE.
+Rule 4: a callback that raises is counted and logged, and hurts no other source. `subscribe` counts as answered
+        with False then, `info` and `delivered` as answered with RECREATE.
 Rule 5: after `terminate` nothing of the instance is called any more; what it has sent itself is dropped. So is what is
         sent to sources beyond 10 000 things of one client that wait.
 """
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class Why(StrEnum):
-    """Why `subscribe` or `unsubscribe` is called."""
+    """The reason for which `subscribe` or `unsubscribe` is called."""
 
     NEW = auto()  #: the client has subscribed, and was not before
     AGAIN = auto()  #: it has subscribed to a filter it had already; a source that serves it hears so only with `renew`
@@ -82,7 +82,7 @@ class Given(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """What became of a message."""
+    """The outcome of a message."""
 
     desired: int  #: messages the source may give now
     reason: ReasonCode = ReasonCode.SUCCESS  #: the client's; an error code is a refusal
@@ -90,7 +90,7 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def refused(self) -> bool:
-        """Whether the client did not take it."""
+        """True if the client did not take it."""
         return self.reason >= 0x80
 
 
@@ -124,13 +124,13 @@ class Delayed(Protocol):
 
 
 class Feed(Protocol):
-    """What a source has from the broker: its client, and the way to itself."""
+    """The broker's side of a source: its client, and the way to itself."""
 
     kept: Any  #: what an instance leaves for the next one of the same slot (rule 3)
 
     @property
     def client(self) -> ClientInfo:
-        """Whose source this is."""
+        """The client of this source."""
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -146,20 +146,20 @@ class Feed(Protocol):
 
     @property
     def desired(self) -> int:
-        """How many messages the source may give now (rule 1)."""
+        """The number of messages that the source may give now (rule 1)."""
 
     def hand(self, given: Given) -> bool:
         """Send a message at once, outside of any callback: True if it has left, and `delivered` follows.
 
-        `sending` and `sent_run` are not called for it. False if somebody waits already, there is no room, or more is to
+        `sending` and `sent_run` are not called for it. False if messages wait already, there is no room, or more is to
         be done than to write it: then nothing has happened, and `send` is the way.
         """
 
     def send(self, what: object) -> None:
-        """`info(what)` soon. May be called from anywhere on the event loop; after the end it does nothing."""
+        """Call `info(what)` soon. May be called from anywhere on the event loop; after the end it does nothing."""
 
     def send_later(self, delay: float, what: object) -> Delayed:
-        """`info(what)` after so many seconds."""
+        """Call `info(what)` after so many seconds."""
 
     def disconnect(self, detail: str) -> None:
         """Close the client's connection (MQTT 5: with `detail` as reason string). Not from inside a callback."""
@@ -176,40 +176,40 @@ class Source:
         raise NotImplementedError
 
     def unsubscribe(self, filter_: str, why: Why) -> None:
-        """A filter is gone."""
+        """Drop a filter."""
 
     def terminate(self) -> None:
-        """The end."""
+        """End: nothing is called after this (rule 5)."""
 
     def delivered(self, given: Given, ack: Ack) -> Answer:  # noqa: ARG002 - for subclasses
-        """What became of a message."""
+        """Handle the outcome of a message."""
         return None
 
     def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
-        """What became of several messages that fared alike, oldest first; in place of `delivered`, if overridden."""
+        """Handle one outcome of several messages, oldest first; in place of `delivered`, if overridden."""
         raise NotImplementedError
 
     def info(self, what: object, desired: int) -> Answer:  # noqa: ARG002 - for subclasses
-        """Something was sent to this source."""
+        """Handle something that was sent to this source."""
         return None
 
     @property
     def asks(self) -> bool | None:
-        """Whether `sending` is to be asked now; None: always, if it is overridden. Looked at before each few messages.
+        """True if `sending` is to be asked now; None: always, if it is overridden. Looked at before each few messages.
 
         A source that says False while there is nothing to withdraw or to replace is spared a call for each message.
         """
         return None
 
     def sending(self, given: Given) -> Message | None:
-        """Asked just before a message is sent, if overridden: the message, a newer one in its place, or None.
+        """Return the message to send now, a newer one in its place, or None; called just before sending, if overridden.
 
         None withdraws it: `delivered` is called with `dropped="withdrawn"`. It may be asked twice for one message.
         """
         return given.message
 
     def sent_run(self, given: Sequence[Given]) -> None:
-        """Messages have left for the client, if overridden: each once, oldest first, and before it is `delivered`."""
+        """Note messages that have left, if overridden: each once, oldest first, and before it is `delivered`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -239,7 +239,7 @@ class SourceType:
     counters: Counter[str] = field(default_factory=Counter)  #: given, delivered, refused, failed, recreated, …
 
     def concerns(self, client: ClientInfo, subscription: Subscription, why: Why) -> bool:
-        """Whether an instance should be made for a filter."""
+        """Return True if an instance should be made for a filter."""
         if not subscription.filter.startswith(self.prefix):
             return False
         try:
@@ -270,7 +270,7 @@ class Sources:
         self._changed(kind, added=True)
 
     def offer_again(self, kind: SourceType) -> None:
-        """`wants` answers otherwise now: clients may be subscribed to filters that concern the kind since."""
+        """Ask `wants` again, as it answers otherwise now: clients may be subscribed to filters of the kind since."""
         if kind in self.kinds:
             self._changed(kind, added=True)
 

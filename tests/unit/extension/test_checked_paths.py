@@ -90,11 +90,11 @@ async def test_what_others_could_have_written_is_refused(plugins: Plugins, folde
     file.parent.mkdir()
     file.write_text(GOOD)
     file.chmod(0o666)
-    with pytest.raises(PluginError, match=r"mine\.py can be written by everybody \(mode 666\)"):
+    with pytest.raises(PluginError, match=r"mine\.py can be written by every user \(mode 666\)"):
         await plugins.load("mine", path=str(file), within=[str(folder)])
     file.chmod(0o600)
     file.parent.chmod(0o777)
-    with pytest.raises(PluginError, match="deep can be written by everybody"):
+    with pytest.raises(PluginError, match="deep can be written by every user"):
         await plugins.load("mine", path=str(file), within=[str(folder)])
     file.parent.chmod(0o1777)  # a folder such as /tmp: each has its own files there
     await plugins.load("mine", path=str(file), within=[str(folder)])
@@ -123,7 +123,7 @@ async def test_modules_of_a_package_are_checked_and_read_at_once(plugins: Plugin
         loaded.plugin.beside()  # type: ignore[attr-defined]
     await plugins.unload("pack")
     (package / "beside.py").chmod(0o666)
-    with pytest.raises(PluginError, match=r"beside\.py can be written by everybody"):
+    with pytest.raises(PluginError, match=r"beside\.py can be written by every user"):
         await plugins.load("pack", path=str(package), within=[str(folder)])
     (package / "beside.py").unlink()
     (package / "beside.py").symlink_to("/etc/hostname")

@@ -321,7 +321,7 @@ def test_a_plugin_that_somebody_else_may_have_written_is_refused(web: httpx.Clie
     theirs.write_text("raise SystemExit('this must not run')")
     theirs.chmod(0o666)
     answer = web.post("/api/v1/plugins/theirs", json={"path": str(theirs)})
-    assert (409, True) == (answer.status_code, "written by everybody" in answer.json()["message"])
+    assert (409, True) == (answer.status_code, "written by every user" in answer.json()["message"])
     if os.geteuid() == 0:  # only root can give files away
         theirs.chmod(0o600)
         os.chown(theirs, 65534, 65534)
