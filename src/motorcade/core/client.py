@@ -1,4 +1,4 @@
-"""Who is connected, as hooks and plugins see it."""
+"""The connected client, as hooks and plugins see it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ClientInfo:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the peer is on this machine."""
+        """True if the peer is on this machine."""
         return _is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the client's verified TLS certificate says."""
+    """The contents of the client's verified TLS certificate."""
 
     common_name: str
     subject: str  #: RFC 4514 text
@@ -43,7 +43,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client shows to be let in. Never logged."""
+    """The credentials of a connecting client. Never logged."""
 
     password: bytes | None = None
     method: str | None = None  #: enhanced authentication (MQTT 5): name of the method

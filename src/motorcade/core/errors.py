@@ -30,8 +30,8 @@ class AccessFileError(MotorcadeError):
 class StoreError(MotorcadeError):
     """The store could not do what was asked, or cannot tell whether it did.
 
-    Unless a subclass says more, some or all of a failed write may have been applied, or may be within seconds. Whoever
-    repeats it gives its appends the same `token`, so that nothing is appended twice.
+    Unless a subclass says more, some or all of a failed write may have been applied, or may be within seconds. A caller
+    that repeats it gives its appends the same `token`, so that nothing is appended twice.
     """
 
     certain = False  #: nothing was written, and nothing will be

@@ -26,7 +26,7 @@ class GuidFactory:
         self._sequence = 0
 
     def next(self, microseconds: int) -> bytes:
-        """The next id, for a message that arrived at this time (microseconds since the epoch)."""
+        """Return the next id, for a message that arrived at this time (microseconds since the epoch)."""
         if microseconds > self._last:
             self._last = microseconds
             self._sequence = 0
@@ -39,5 +39,5 @@ class GuidFactory:
 
 
 def timestamp_of(guid: bytes) -> int:
-    """Microseconds since the epoch at which the message arrived."""
+    """Return the microseconds since the epoch at which the message arrived."""
     return int.from_bytes(guid[:8], "big")

@@ -28,5 +28,5 @@ class Message:
     headers: dict[str, object] = field(default_factory=dict)  #: notes between plugins; never leaves the node
 
     def expired(self, now: float) -> bool:
-        """Whether nobody should get this message any more. `now` in seconds since the epoch."""
+        """Return True if the message must not be delivered any more. `now` in seconds since the epoch."""
         return self.expires_at is not None and now >= self.expires_at

@@ -11,7 +11,7 @@ _ISO: Final = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?", re.ASCII)
 
 
 def seconds_of(text: str, zone: tzinfo | None = UTC) -> float | None:
-    """Seconds since the epoch of an ISO 8601 date or time; None if it is none, or before the epoch.
+    """Return seconds since the epoch of an ISO 8601 date or time; None if it is none, or before the epoch.
 
     Without a zone of its own it is in `zone`, where None is that of this machine.
     """

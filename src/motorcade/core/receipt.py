@@ -4,7 +4,7 @@
     accepted ─▶ sent ──┼─▶ acked      the vehicle has acknowledged it
                  ▲ │   ├─▶ failed     sent as often as is allowed, or refused for good
                  │ ▼   ├─▶ expired    its time, or the time that messages are kept, is over
-               retried └─▶ cancelled  somebody has called it off
+               retried └─▶ cancelled  called off by an operator
 
 The five on the right are final, and can follow any of the others: a vehicle that is away gets its message replaced,
 expired or cancelled without ever being sent it. Each delivery ends in exactly one of them.
@@ -44,7 +44,7 @@ class ReceiptError(MotorcadeError):
 
 
 class State(StrEnum):
-    """Where a delivery is; in the order in which a report shows them."""
+    """The state of a delivery; in the order in which a report shows them."""
 
     ACCEPTED = auto()
     SENT = auto()
@@ -82,22 +82,22 @@ _decode = msgspec.json.Decoder(Receipt).decode
 
 
 def delivery_id(vin: str, position: int) -> str:
-    """The name of a delivery: the entry at a position of a vehicle's mailbox."""
+    """Return the name of a delivery: the entry at a position of a vehicle's mailbox."""
     return f"{vin}.{position}"
 
 
 def topic_of(receipt: Receipt) -> str:
-    """Where a receipt is published."""
+    """Return the topic on which a receipt is published."""
     return f"{TOPIC}/{receipt.request_id}/{receipt.vin}"
 
 
 def encode(receipt: Receipt) -> bytes:
-    """The JSON of a receipt."""
+    """Return the JSON of a receipt."""
     return _encode(receipt)
 
 
 def decode(value: bytes) -> Receipt:
-    """The receipt of a JSON text; `ReceiptError` says why it is none."""
+    """Return the receipt of a JSON text; `ReceiptError` says why it is none."""
     try:
         return _decode(value)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -105,7 +105,7 @@ def decode(value: bytes) -> Receipt:
 
 
 def _other_version(value: bytes) -> str:
-    """What to do about a receipt of another version; nothing if that is not what is wrong."""
+    """Return advice about a receipt of another version; an empty text if that is not what is wrong."""
     try:
         stored = msgspec.json.decode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -39,5 +39,5 @@ class RecentSet(Generic[K]):
         return key in self._young or key in self._old
 
     def __len__(self) -> int:
-        """How many are remembered; a key that is in both sets counts twice."""
+        """Return how many keys are remembered; a key that is in both sets counts twice."""
         return len(self._young) + len(self._old)

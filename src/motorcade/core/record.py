@@ -16,7 +16,7 @@ does not know from one that is damaged:
     content type, response topic, correlation data    text, text, bytes; nil: not set (MQTT 5)
     user properties    array of [name, value], in their order (MQTT 5)
 
-Rule 1: fields are added at the end, with a default. Whoever reads takes a shorter array for the defaults and ignores
+Rule 1: fields are added at the end, with a default. A reader takes a shorter array for the defaults and ignores
         what comes after the fields it knows; so old readers read new records, and new readers old ones.
 Rule 2: a change that an old reader would misunderstand is a new version.
 Rule 3: headers of a message, which are notes between plugins about one publish, are not part of it.
@@ -59,7 +59,7 @@ class Record(msgspec.Struct, array_like=True, tag=VERSION, frozen=True, gc=False
     user_properties: UserProperties = ()
 
     def message(self) -> Message:
-        """The message as it was published."""
+        """Return the message as it was published."""
         return Message(
             self.topic,
             self.payload,
@@ -83,7 +83,7 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 def encode(message: Message) -> bytes:
-    """The value for a message; `RecordError` if a plugin has made it of something that cannot be written."""
+    """Return the value for a message; `RecordError` if a plugin has made it of something that cannot be written."""
     try:
         return _encode(
             Record(
@@ -108,7 +108,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(value: bytes) -> Record:
-    """The record of a value; `RecordError` says why it is none."""
+    """Return the record of a value; `RecordError` says why it is none."""
     try:
         return _decode(value)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -116,7 +116,7 @@ def decode(value: bytes) -> Record:
 
 
 def _other_version(value: bytes) -> str:
-    """What to do about a record of another version; nothing if that is not what is wrong."""
+    """Return advice about a record of another version; an empty text if that is not what is wrong."""
     try:
         stored = msgspec.msgpack.decode(value)
     except (msgspec.MsgspecError, ValueError):

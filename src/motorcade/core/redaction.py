@@ -19,12 +19,12 @@ HEADERS = "headers"  #: a table of this name has values that may all be keys
 
 
 def is_secret(key: str) -> bool:
-    """Whether a value under this name must not be shown."""
+    """Return True if a value under this name must not be shown."""
     return _SECRET.search(key) is not None
 
 
 def without_secrets(text: str) -> str:
-    """A text in which passwords and keys of URLs, and what follows `Bearer`, are hidden."""
+    """Return a text with the passwords and keys of URLs, and what follows `Bearer`, hidden."""
     if "://" in text:
         text = _PIECE.sub(_hide_user, text)
     if "=" in text:
@@ -33,7 +33,7 @@ def without_secrets(text: str) -> str:
 
 
 def _hide_user(found: re.Match[str]) -> str:
-    """`user:password@` keeps the user; what stands alone before `@` may be a key.
+    """Keep the user of `user:password@`, hide the rest; what stands alone before `@` may be a key.
 
     Up to the last `@`: passwords may hold one.
     """
@@ -46,5 +46,5 @@ def _hide_user(found: re.Match[str]) -> str:
 
 
 def escape_json(text: str) -> str:
-    """JSON with characters that a terminal could obey as escapes; it says the same."""
+    """Return the same JSON with characters that a terminal could obey as escapes."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -47,12 +47,12 @@ def _check_common(text: str, max_levels: int) -> None:
 
 
 def is_wildcard(filter_: str) -> bool:
-    """Whether a valid filter can match more than one topic."""
+    """Return True if a valid filter can match more than one topic."""
     return "+" in filter_ or "#" in filter_
 
 
 def split_share(filter_: str) -> tuple[str | None, str]:
-    """(`group`, `filter`) of `$share/{group}/{filter}`; group is None for an ordinary filter."""
+    """Split `$share/{group}/{filter}` into (`group`, `filter`); group is None for an ordinary filter."""
     if not filter_.startswith("$share/") and filter_ != SHARE:
         return None, filter_
     parts = filter_.split("/", 2)
@@ -66,7 +66,7 @@ def split_share(filter_: str) -> tuple[str | None, str]:
 
 
 def matches(filter_: str, topic: str) -> bool:
-    """Whether a valid filter matches a valid topic name."""
+    """Return True if a valid filter matches a valid topic name."""
     if filter_ == topic:
         return True
     if topic[0] == "$" and filter_[0] in "+#":

@@ -38,11 +38,11 @@ class _Tree(Generic[V]):
         return self._size
 
     def begins(self, level: str) -> bool:
-        """Whether a path begins with this very level."""
+        """Return True if a path begins with this very level."""
         return level in self._root.children
 
     def get(self, path: str) -> V | None:
-        """The value at this very path, without any matching."""
+        """Return the value at this very path, without any matching."""
         node = self._root
         for level in path.split("/"):
             found = node.children.get(level)
@@ -126,7 +126,7 @@ class FilterTrie(_Tree[V]):
         return Matching(self._root, topic)
 
     def match(self, topic: str) -> list[V]:
-        """The values of all filters that match a topic."""
+        """Return the values of all filters that match a topic."""
         matching = Matching(self._root, topic)
         matching.step(sys.maxsize)
         return matching.found
@@ -135,7 +135,7 @@ class FilterTrie(_Tree[V]):
 class Matching(Generic[V]):
     """The filters that match one topic, found in steps: filters made for it can be as many levels as all filters have.
 
-    A filter that comes or goes between two steps may be found or not; whoever steps looks after that.
+    A filter that comes or goes between two steps may be found or not; the caller looks after that.
     """
 
     __slots__ = ("_levels", "_stack", "_wildcards_at", "found", "topic")
@@ -180,7 +180,7 @@ class TopicTree(_Tree[V]):
     __slots__ = ()
 
     def matches(self, filter_: str, most: int) -> list[str] | None:
-        """All topics that a filter matches; None if more than `most` levels of topics have to be looked at."""
+        """Return all topics that a filter matches; None if more than `most` levels of topics have to be looked at."""
         wanted = filter_.split("/")
         found: list[str] = []
         stack: list[tuple[_Node[V], int, str | None]] = [(self._root, 0, None)]
@@ -210,7 +210,7 @@ class TopicTree(_Tree[V]):
         return found
 
     def match(self, filter_: str) -> Iterator[tuple[str, V]]:
-        """(topic, value) of all topics that a filter matches, in no particular order.
+        """Yield (topic, value) of all topics that a filter matches, in no particular order.
 
         The tree may not be changed while the iterator is in use.
         """

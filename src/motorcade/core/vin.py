@@ -7,7 +7,7 @@
                      check digit, where the maker uses one (North America, China)
 
 Rule 1: a VIN is never corrected, not even its case: two spellings of one vehicle would be two mailboxes, and a letter O
-        that somebody meant as a zero is a mistake that only its author can mend.
+        that its author meant as a zero is a mistake that only the author can mend.
 Rule 2: every message says which character is wrong, counted from 1 as people count.
 """
 
@@ -45,7 +45,7 @@ class VinError(MotorcadeError):
 
 
 def check_vin(text: str, *, check_digit: bool = False) -> None:
-    """`VinError` unless a text has the shape of a VIN; with `check_digit`, also unless its ninth character is right."""
+    """Raise `VinError` if a text has not the shape of a VIN or, with `check_digit`, if its ninth character is wrong."""
     if _SHAPE.fullmatch(text) is None:
         raise VinError(f"{_shown(text)} is no VIN: {_problem(text)}")
     if check_digit and text[CHECK] != (right := check_digit_of(text)):
@@ -55,19 +55,19 @@ def check_vin(text: str, *, check_digit: bool = False) -> None:
 
 
 def have_shape(texts: Sequence[str]) -> bool:
-    """Whether texts have the shape of a VIN, all of them; a batch is looked through at once."""
+    """Return True if all texts have the shape of a VIN; a batch is looked through at once."""
     joined = "\n".join(texts) + "\n"
     return len(joined) == (LENGTH + 1) * len(texts) and _SHAPES.fullmatch(joined) is not None
 
 
 def check_digit_of(text: str) -> str:
-    """The check digit that belongs to a text of the right shape, whatever stands in its place: `0` to `9` or `X`."""
+    """Return the check digit of a text of the right shape, whatever stands in its place: `0` to `9` or `X`."""
     remainder = sum(_VALUES[letter] * weight for letter, weight in zip(text, _WEIGHTS, strict=True)) % 11
     return "X" if remainder == 10 else str(remainder)
 
 
 def make_vin(number: int, wmi: str = "LMC") -> str:
-    """A valid VIN, check digit included, another one for each number: for simulated vehicles and tests."""
+    """Return a valid VIN, check digit included, another one for each number: for simulated vehicles and tests."""
     if not 0 <= number < MAX_VINS:
         raise VinError(f"{number} is no number of a VIN: 0 to {MAX_VINS - 1}")
     high, serial = divmod(number, 10**6)
@@ -81,7 +81,7 @@ def make_vin(number: int, wmi: str = "LMC") -> str:
 
 
 def _problem(text: str) -> str:
-    """What is wrong with the shape; a wrong character is named before a wrong length, since it may be the cause."""
+    """Describe what is wrong with the shape; a wrong character before a wrong length, since it may be the cause."""
     for place, letter in enumerate(text[:LENGTH], start=1):
         if letter in ALPHABET:
             continue

@@ -62,7 +62,7 @@ class Cursor:
         given.extend(numbers)
 
     def _found(self, numbers: Sequence[int]) -> None:
-        """Of what was lost these are given again; what lies before them and is not there any more is done."""
+        """Take back lost numbers that are given again; what lies before them and is not there any more is done."""
         passed = [number for number in sorted(self._lost) if number <= numbers[-1]]
         self._lost.difference_update(passed)
         self.acknowledge([number for number in passed if number not in numbers])

@@ -50,7 +50,7 @@ class GroupWriter(Generic[T]):
         fill: Callable[[Batch, Group[T]], None],
         done: Callable[[Group[T]], None],
     ) -> None:
-        """`fill` makes the batch of a group. `done` is called when it is written, before others who wait for it."""
+        """Take `fill`, which makes the batch of a group, and `done`, called when it is written, before others wake."""
         self._store = store
         self._now = now
         self._fill = fill

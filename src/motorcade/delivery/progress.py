@@ -1,4 +1,4 @@
-"""How far each consumer of a log is: cursors in memory, and the committed number in the store.
+"""The progress of each consumer of a log: cursors in memory, and the committed number in the store.
 
     subscription ─▶ Cursor ──┐
     subscription ─▶ Cursor ──┴─ the one farthest behind ─▶ Progress ─▶ record, written behind
@@ -45,7 +45,7 @@ LOAD_AGAIN: Final = 1.0  #: seconds until a record that could not be read is tri
 
 
 class LogKey(msgspec.Struct, frozen=True):
-    """Where the progress of the consumers of a log is stored."""
+    """The place in the store of the progress of a log's consumers."""
 
     collection: str
     name: str
@@ -57,7 +57,7 @@ class LogKey(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
-    """What a record says."""
+    """The contents of a progress record."""
 
     number: int  #: everything up to it was acknowledged
     time: float  #: of the last change
@@ -76,7 +76,7 @@ decode = msgspec.msgpack.Decoder(Stored).decode
 
 
 class Progress:
-    """How far one client is in one log, whatever session it has."""
+    """The progress of one client in one log, whatever session it has."""
 
     __slots__ = (
         "_writing",
@@ -145,7 +145,7 @@ def _done(cursor: Cursor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProgressOptions:
-    """What differs between features."""
+    """The options of progress in which features differ."""
 
     feature: str  #: events in the log of the node begin so
     refused: str  #: counter of consumers beyond `max_consumers`

@@ -51,7 +51,7 @@ class Page:
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
-    """What is left of messages that were refused."""
+    """The messages that are left of those that were refused."""
 
     start: int
     numbers: list[int]  #: that were looked up
@@ -59,7 +59,7 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
 
 class Log(Protocol):
-    """What readers read."""
+    """A log that readers read."""
 
     @property
     def tail(self) -> int:
@@ -204,17 +204,17 @@ class Reader(Source):
     # -- for the log
 
     def more(self, page: Page | None = None) -> None:
-        """There may be something; in this page, if there is one. Does nothing but send."""
+        """Note that there may be something; in this page, if there is one. Does nothing but send."""
         self._expected = True
         self.feed.send(MORE if page is None else page)
 
     def broken(self, start: int = 0) -> None:
-        """A page could not be read. It is tried again, as long as it takes."""
+        """Note that a page could not be read. It is tried again, as long as it takes."""
         if self.log is not None and start in (0, self.cursor.start):
             self._retry = self.feed.send_later(RETRY, MORE)
 
     def found(self, found: Found) -> None:
-        """This is left of what was refused."""
+        """Take the messages that are left of those that were refused."""
         self.feed.send(found)
 
     # -- as a source
@@ -307,7 +307,7 @@ class Reader(Source):
         return [number for number, _ in left], [message for _, message in left]
 
     def _catch_up(self, log: Log) -> None:
-        """At the tail with nothing in flight: what was passed and never given (trimmed, replaced, expired) is done."""
+        """Finish what was passed and never given (trimmed, replaced, expired), at the tail with nothing in flight."""
         if self.position >= log.tail and self.cursor.catch_up(self.position) and self.attached:
             self.store.changed(self.progress)
 

@@ -38,7 +38,7 @@ class Form(Generic[R]):
     """Encode and decode the stored messages of one feature."""
 
     def __init__(self, record: type[R], *, inline: int = 0, old: Callable[[bytes], R] | None = None) -> None:
-        """`inline`: bytes of payload that a body may hold. `old` may raise any `MsgspecError` or `ValueError`."""
+        """Take `inline`, the bytes of payload in a body at most. `old` may raise any `MsgspecError` or `ValueError`."""
         self._record = record
         self._decode = msgspec.msgpack.Decoder(record).decode
         self._inline = inline

@@ -44,7 +44,7 @@ class WriteBehind(Generic[T]):
         done: Callable[[Collection[T], BaseException | None], None],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`fill` adds records to a batch, as they are now; `done` is told of each batch then, and why it failed.
+        """Take `fill`, which adds records to a batch as they are now, and `done`, told of each batch and why it failed.
 
         Without a loop it is the one that runs when something changes first.
         """
