@@ -4,7 +4,7 @@
     call(...) ─┼─> one write per turn ─┤─> future     hiredis packs and parses; nothing here looks inside a reply
     call(...) ─┘   of the event loop   └─> future
 
-Rule 1: a command is never sent twice from here. Whoever repeats one knows whether that does harm.
+Rule 1: a command is never sent twice from here. A caller that repeats one knows whether that does harm.
 Rule 2: when the connection breaks, every command without a reply fails with `LostError`: it may have been carried out.
 Rule 3: a server that says nothing for `reply_timeout` seconds while commands wait is as good as dead: the connection is
         broken off, so that a stopped server cannot hold up its callers for longer.
@@ -30,7 +30,7 @@ _NOT_YET = object()
 
 
 class ServerAddress(NamedTuple):
-    """Where a server listens."""
+    """The address at which a server listens."""
 
     host: str
     port: int
@@ -53,7 +53,7 @@ class LostError(StoreAwayError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get in, and how long to wait."""
+    """The credentials and time-outs for a server."""
 
     user: str = ""
     password: str = ""
@@ -207,7 +207,7 @@ async def _log_in(connection: RedisConnection, access: Access) -> None:
     if access.database:
         replies.append(connection.call("SELECT", access.database))
     replies.append(connection.call("CLIENT", "SETNAME", "motorcade"))
-    # All are awaited, so that no failure is left without somebody who looked at it.
+    # All are awaited, so that every failure is looked at.
     for answer in await asyncio.gather(*replies, return_exceptions=True):
         if isinstance(answer, ServerError) and answer.code not in {"NOPERM", "LOADING", "MASTERDOWN"}:
             raise StoreError(f"{connection.address} refuses us: {answer}") from None

@@ -15,7 +15,7 @@ class Script(NamedTuple):
 
 
 def script_of(package: str, *names: str) -> Script:
-    """The files `lua/NAME.lua` of a package, one after the other."""
+    """Return a script made of the files `lua/NAME.lua` of a package, one after the other."""
     folder = files(package) / "lua"
     return named(b"\n".join((folder / f"{name}.lua").read_bytes() for name in names))
 

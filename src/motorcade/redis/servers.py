@@ -1,13 +1,13 @@
 """All servers of a place: connections that come back, the way to the right server, and reads that get there.
 
     lone server    every slot leads to it
-    cluster        CLUSTER SLOTS of whoever answers first; asked again when a server says MOVED or is gone
+    cluster        CLUSTER SLOTS of the first server that answers; asked again when a server says MOVED or is gone
 
 Each server has one connection per purpose: groups of writes end with a WAIT, which holds up everything behind it, as
 does a command that blocks until there is something to read.
 
 Rule 1: reads are repeated until `patience` runs out, whatever went wrong, unless the server says that they are wrong.
-Rule 2: a server that cannot be reached is left alone for a while, longer each time; meanwhile whoever wants it fails at
+Rule 2: a server that cannot be reached is left alone for a while, longer each time; meanwhile callers fail at
         once, so that a thousand waiting readers make one attempt.
 """
 
@@ -33,7 +33,7 @@ log = structlog.get_logger("motorcade.redis")
 PASSING = frozenset(
     {"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN", "BUSY", "NOREPLICAS", "UNBLOCKED"}
 )
-#: Answers that mean: nothing was done, and nothing will be until somebody makes room.
+#: Answers that mean: nothing was done, and nothing will be until there is room again.
 FULL = frozenset({"OOM", "MISCONF"})
 
 #: Seconds between attempts, doubled each time.
@@ -42,7 +42,7 @@ LONGEST_PAUSE = 0.5
 
 
 class Purpose(StrEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     READ = auto()
     WRITE = auto()
@@ -61,7 +61,7 @@ class ServerLink:
 
 
 def refusal(error: ServerError, address: ServerAddress) -> StoreError:
-    """What a server's refusal means to a caller."""
+    """Translate a server's refusal into an error for the caller."""
     if error.code in FULL:
         return StoreFullError(f"{address} takes no writes: {error}")
     if error.code == "WRONGTYPE":
@@ -111,7 +111,7 @@ class Servers:
     # -- connections
 
     async def connection(self, address: ServerAddress, purpose: Purpose) -> RedisConnection:
-        """An open connection; `LostError` if there is none and none can be made now."""
+        """Return an open connection; `LostError` if there is none and none can be made now."""
         link = self._links.get((address, purpose))
         if link is None:
             link = self._links[address, purpose] = ServerLink(asyncio.Lock())
@@ -157,7 +157,7 @@ class Servers:
     def refresh(self) -> asyncio.Future[None]:
         """Ask who serves what, now; one question at a time, however many want to know.
 
-        Shielded: somebody who is cancelled while waiting must not take the answer away from the others.
+        Shielded: a caller that is cancelled while waiting must not take the answer away from the others.
         """
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh(), name="redis-topology")
@@ -213,7 +213,7 @@ class Servers:
         """Send a command that may be repeated to the master of a slot."""
         end = asyncio.get_running_loop().time() + self.patience
         pause = FIRST_PAUSE
-        asked: ServerAddress | None = None  # somebody who has the key while its slot is being moved
+        asked: ServerAddress | None = None  # the server that has the key while its slot is being moved
         while True:
             address = asked or self.topology.master(slot)
             try:
@@ -237,7 +237,7 @@ class Servers:
 
     async def _ask_once(self, address: ServerAddress | None, asking: bool, arguments: tuple[Argument, ...]) -> Any:
         if address is None:
-            raise LostError("nobody serves the slot")
+            raise LostError("no server has the slot")
         connection = await self.connection(address, Purpose.READ)
         await connection.room()
         if asking:
@@ -256,7 +256,7 @@ class Servers:
 
 
 def moved_to(error: ServerError) -> ServerAddress | None:
-    """The server that a MOVED or ASK names, if it names one."""
+    """Return the server that a MOVED or ASK names, if it names one."""
     words = str(error).split()
     if len(words) < 3:
         return None

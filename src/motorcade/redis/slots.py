@@ -1,4 +1,4 @@
-"""Which server has a key: keys to slots, slots to servers. A lone server has them all."""
+"""Keys to slots, and slots to servers. A lone server has all slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOTS = 16384
 
 
 def slot_of(key: str) -> int:
-    """The cluster's slot of a key: CRC16 of what stands in the first braces, if anything does."""
+    """Return the cluster's slot of a key: CRC16 of what stands in the first braces, if anything does."""
     start = key.find("{")
     if start >= 0:
         end = key.find("}", start + 1)
@@ -25,10 +25,10 @@ def slot_of(key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which server is master of which slots; a lone server is master of all."""
+    """The master of each slot; a lone server is master of all."""
 
     ends: tuple[int, ...]  #: last slot of each range, ascending
-    masters: tuple[ServerAddress | None, ...]  #: of each range; None: nobody serves it
+    masters: tuple[ServerAddress | None, ...]  #: of each range; None: no server has it
 
     @classmethod
     def alone(cls, address: ServerAddress) -> Topology:
@@ -36,7 +36,7 @@ class Topology:
 
     @classmethod
     def parse(cls, reply: Sequence[Any], asked: ServerAddress) -> Topology:
-        """From the answer to CLUSTER SLOTS. A server that does not know its own host is where we asked."""
+        """Parse the answer to CLUSTER SLOTS. A server that does not know its own host is where we asked."""
         ends: list[int] = []
         masters: list[ServerAddress | None] = []
         following = 0

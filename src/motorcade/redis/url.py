@@ -29,7 +29,7 @@ LONGEST_SILENCE: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """What a deployment may choose."""
+    """The options that a deployment may choose."""
 
     prefix: str = "motorcade"  #: of all keys; stores with different prefixes may share a server
     cells: int | None = None  #: only when a store is created (64); later it must be the same, or left out
@@ -45,7 +45,7 @@ class RedisOptions:
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """Where the servers are and how to get in."""
+    """The servers of a store and the access to them."""
 
     addresses: list[ServerAddress]
     clustered: bool
@@ -54,7 +54,7 @@ class RedisUrl:
 
 
 def parse_url(url: str, options: RedisOptions) -> RedisUrl:
-    """Options in the URL win. Errors never show the part with the password."""
+    """Parse a URL; its options win over `options`. Errors never show the part with the password."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in {"redis", "rediss", "redis+cluster", "rediss+cluster"}:
         raise StoreError("a Redis store is redis://…, rediss://…, redis+cluster://… or rediss+cluster://…")

@@ -17,13 +17,13 @@ _SHARED = ("redis", "rediss", "redis+cluster", "rediss+cluster")
 
 
 def names_store(url: str) -> bool:
-    """Whether `url` has one of the forms; `rocksdb://` may leave the directory to its user (see `placed`)."""
+    """Return True if `url` has one of the forms; `rocksdb://` may leave the directory to its user (see `placed`)."""
     scheme, separator, place = url.partition("://")
     return url in (MEMORY, "rocksdb://") or (bool(separator and place) and scheme in ("rocksdb", *_SHARED))
 
 
 def placed(url: str, data: Path) -> str:
-    """The same, with the directory of an embedded store that names none."""
+    """Return the URL, with the directory if an embedded store names none."""
     return f"rocksdb://{data / 'store'}" if url == "rocksdb://" else url
 
 

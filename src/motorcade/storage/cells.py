@@ -1,4 +1,4 @@
-"""Where a key lives: names to cells, cells to slots; `redis.slots` has the rest of the way to a server.
+"""The places of keys: names to cells, cells to slots; `redis.slots` has the rest of the way to a server.
 
     owner, record ──homes.py──> home
     home, stream, lease, digest ──crc32 mod count──> cell ──hash tag {cell}──> slot ──topology──> server
@@ -29,7 +29,7 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:b:digest          string  blob: keep_until (8 bytes), data
     P:{N}:b                 hash    digest -> size: all blobs of this cell
     P:{N}:h:digest          zset    appends under way that will refer to the blob -> until when they count
-    P:{N}:c:digest          string  condemned by this sweep, unless somebody wants it again
+    P:{N}:c:digest          string  condemned by this sweep, unless it is wanted again
     P:{N}:R:collection      hash    key -> expires_at (8 bytes), value
     P:{N}:i:home            set     collection NUL key: records of a home that are not found by its name
     P:{N}:y                 zset    collection NUL key NUL home (if it is in i:home) -> when the record expires
@@ -63,7 +63,7 @@ class Cells:
         self._slots = [slot_of(base) for base in self._bases]
 
     def of(self, name: str | bytes) -> int:
-        """The cell of a home, a stream, a lease or a digest."""
+        """Return the cell of a home, a stream, a lease or a digest."""
         return zlib.crc32(name if isinstance(name, bytes) else name.encode()) % self.count
 
     def of_owner(self, owner: str) -> int:
@@ -79,5 +79,5 @@ class Cells:
         return self._slots[cell]
 
     def channel(self, node: str) -> str:
-        """The channel of a node's wake-ups."""
+        """Return the channel of a node's wake-ups."""
         return f"{self.prefix}:n:{{{node}}}"

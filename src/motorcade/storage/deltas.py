@@ -65,7 +65,7 @@ class Deltas:
         return self.get_from(getattr(opened, tables.DELTA_TABLES[key[:1]]), key)
 
     def get_from(self, table: Rdict, key: bytes) -> bytes | None:
-        """The same from a table at hand."""
+        """Return the same value from a table at hand."""
         found = self._young.get(key, _MISSING)
         if found is _MISSING:
             found = self._old.get(key, _MISSING)
@@ -107,7 +107,7 @@ class Deltas:
         return DeltaWrite(changes, placed, len(row), done)
 
     def written(self, delta: DeltaWrite) -> None:
-        """It is in the tables."""
+        """Note that a delta is in the tables."""
         self._young.update(delta.changes)
         self._next += 1
         self._size_bytes += delta.size_bytes
@@ -126,7 +126,7 @@ class Deltas:
 
 
 class DeltaWrite:
-    """What one transaction logs and puts in place."""
+    """The rows that one transaction logs and puts in place."""
 
     __slots__ = ("changes", "done", "placed", "size_bytes")
 

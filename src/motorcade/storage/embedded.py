@@ -1,6 +1,6 @@
 """The directory of an embedded store, seen from outside: who has it, what it holds, how it is copied.
 
-RocksDB admits one process to a directory. So whoever comes from the command line either finds the directory free, and
+RocksDB admits one process to a directory. So a command either finds the directory free, and
 claims it while looking (`claimed`), or finds a node in it, and asks that node for a copy.
 
 Rule 1: nothing here writes into a store, not even what opening one writes: a store of an older format must still be
@@ -45,7 +45,7 @@ class InUseError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class StoreContents:
-    """What is in a store, at one moment."""
+    """The contents of a store, at one moment."""
 
     format: int
     mailboxes: int  #: owners something is known of
@@ -59,7 +59,7 @@ class StoreContents:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Nobody else opens the store meanwhile; `InUseError` if somebody has."""
+    """Hold the lock, so that no other process opens the store meanwhile; `InUseError` if one has it open."""
     if not (path / "CURRENT").is_file():
         raise StoreError(f"there is no store at {path}")
     try:
@@ -74,12 +74,12 @@ def claimed(path: Path) -> Iterator[None]:
         yield
 
 
-# -- looking, at a directory that nobody writes
+# -- looking, at a directory without a writer
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[RocksTables]:
-    """The tables of a directory, to read; `StoreError` if their format is not the one this version reads."""
+    """Open the tables of a directory to read; `StoreError` if their format is not the one this version reads."""
     files = Files(path, block_cache=CACHE)
     files.open(read_only=True)
     try:
@@ -96,7 +96,7 @@ def opened(path: Path) -> Iterator[RocksTables]:
 
 
 def format_of(path: Path) -> int:
-    """The version of the layouts in a directory."""
+    """Return the version of the layouts in a directory."""
     files = Files(path, block_cache=CACHE)
     files.open(read_only=True)
     try:
@@ -127,7 +127,7 @@ def _other_format(path: Path, version: int) -> str:
 
 
 def check(path: Path) -> list[str]:
-    """What is wrong in a directory; empty: nothing."""
+    """Return what is wrong in a directory; empty: nothing."""
     try:
         version = format_of(path)
     except StoreDamagedError as error:
@@ -142,7 +142,7 @@ def check(path: Path) -> list[str]:
 
 
 def contents(path: Path) -> StoreContents:
-    """Counts everything; reads all keys of records, streams and mailboxes."""
+    """Count everything in a store; reads all keys of records, streams and mailboxes."""
     with opened(path) as found:
         try:
             deltas = Deltas()
@@ -161,7 +161,7 @@ def contents(path: Path) -> StoreContents:
 
 
 def records_beside(path: Path) -> dict[str, int]:
-    """Records by collection, counted while a node writes: without its help, and about right.
+    """Count records by collection while a node writes: without its help, and about right.
 
     A copy would be exact. This costs the node nothing, and takes nothing from it but a look at its files.
     """
@@ -196,7 +196,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def copy(path: Path, to: Path, progress: Callable[[int, int], None] = lambda _done, _all: None) -> int:
-    """Copy the files of a store that nobody writes, whatever their format; how many bytes."""
+    """Copy the files of a store without a writer, whatever their format; return how many bytes."""
     files = _files(path)
     needed = sum(file.stat().st_size for file in files)
     with _making(to) as place:
@@ -230,7 +230,7 @@ def remove(made: Path) -> None:
 
 @contextmanager
 def _making(to: Path) -> Iterator[Path]:
-    """A directory for this user's eyes only, which becomes `to` if all goes well and is gone if not."""
+    """Make a directory for this user's eyes only, which becomes `to` if all goes well and is gone if not."""
     if to.exists():
         raise StoreError(f"{to} exists already; a backup wants a place of its own")
     place = to.with_name(f".{to.name}.{secrets.token_hex(4)}")

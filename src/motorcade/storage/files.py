@@ -6,9 +6,9 @@ Traps of the binding that this file keeps away from the others:
   of them live in one `RocksTables` object, readers announce themselves, and closing waits for the readers.
 - Raw mode is a matter of each column family, not only of the database.
 - Every error is a plain `Exception` with a text; `explain` makes ours of it.
-- An iterator that meets a damaged block ends like one that is through: whoever scans asks `status()` at the end.
+- An iterator that meets a damaged block ends like one that is through: a scan asks `status()` at the end.
 - A log cut short by a crash is normal, a log damaged in the middle is not. RocksDB's default recovers up to the damage
-  and forgets what was acknowledged behind it; here opening is refused until somebody asks for `salvage`.
+  and forgets what was acknowledged behind it; here opening is refused until `salvage` is asked for.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RocksTables:
     meta: Rdict
 
     def __init__(self, db: Rdict, present: Iterable[str] = tables.TABLES) -> None:
-        """Files of an older format, opened to be read only, may lack some tables."""
+        """Take the tables. Files of an older format, opened to be read only, may lack some."""
         self.db = db
         self.handles = {table: db.get_column_family_handle(table) for table in present}
         for table in present:
@@ -181,7 +181,7 @@ class Files:
     # -- reading, from any thread
 
     def enter(self) -> RocksTables | None:
-        """The tables, which stay open until `leave`; None while they are being opened again or for ever."""
+        """Return the tables, which stay open until `leave`; None while they are being opened again or for ever."""
         with self._changed:
             if self._closing or self._tables is None:
                 return None
@@ -195,7 +195,7 @@ class Files:
                 self._changed.notify_all()
 
     def enter_loop(self) -> RocksTables | None:
-        """The same for the event loop's thread, which reads most, gives back before it waits, and needs no lock.
+        """Return the tables for the event loop's thread, which reads most, leaves before it waits, and needs no lock.
 
         First it says that it reads, then it takes the tables; `close` takes them away, then looks whether it reads.
         """
@@ -210,7 +210,7 @@ class Files:
 
     @contextmanager
     def reading(self) -> Iterator[RocksTables]:
-        """The tables for a longer look; the errors in our words."""
+        """Hold the tables for a longer look; give errors our words."""
         opened = self.enter()
         if opened is None:
             raise OpeningAgainError("the store is closed, or about to be opened again")
@@ -227,12 +227,12 @@ class Files:
     # -- figures and copies
 
     def free_bytes(self) -> int:
-        """Room on the disk for an ordinary user."""
+        """Return the room on the disk for an ordinary user."""
         disk = os.statvfs(self.path)
         return disk.f_bavail * disk.f_frsize
 
     def size_bytes(self) -> int:
-        """Size of all files."""
+        """Return the size of all files."""
         total = 0
         for entry in os.scandir(self.path):
             try:
@@ -247,11 +247,11 @@ class Files:
         return self._cache.get_usage() + sum(buffers)
 
     def log_bytes(self) -> int:
-        """Size of the write-ahead logs: what opening again writes into sorted files."""
+        """Return the size of the write-ahead logs: what opening again writes into sorted files."""
         return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.name.endswith(".log"))
 
     def copy(self, opened: RocksTables, to: Path) -> None:
-        """A copy as of now; on the same file system its large files are hard links."""
+        """Make a copy as of now; on the same file system its large files are hard links."""
         if to.exists():
             raise StoreError(f"{to} exists already; a backup wants a place of its own")
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +267,7 @@ class Files:
     # -- errors
 
     def explain(self, error: Exception, *, opening: bool = False) -> StoreError:
-        """The binding's error in our words."""
+        """Return the binding's error in our words."""
         # Its traceback holds frames, those hold iterators, and they would hold the lock on the directory.
         error.__traceback__ = None
         text = str(error)
@@ -287,7 +287,7 @@ class Files:
     # -- the parts
 
     def _options(self) -> Options:
-        """For the database and for each table; one cache for all."""
+        """Return the options for the database and for each table; one cache for all."""
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.create_missing_column_families(True)
@@ -306,7 +306,7 @@ class Files:
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         # In parts: otherwise the index of a large file of well compressed rows is one block of megabytes, which does
-        # not fit its shard of the cache, and each read would fetch and unpack it anew.
+        # not fit its shard of the cache, and each read would fetch and unpack it again.
         blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
         blocks.set_partition_filters(True)
         blocks.set_metadata_block_size(METADATA_BLOCK)
@@ -316,7 +316,7 @@ class Files:
 
 
 def scan(table: Rdict, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Rows of a table from `start` to before `end` (empty: to its end), as of now."""
+    """Yield the rows of a table from `start` to before `end` (empty: to its end), as of now."""
     options = ReadOptions()
     if end:
         # Without it, finding the end would walk over everything deleted behind it.
@@ -330,7 +330,7 @@ def scan(table: Rdict, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]
 
 
 def scan_up_to(table: Rdict, start: bytes, end: bytes, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The same in two thirds of the time, where the last row is known; if it is gone, or another came, no harm is done.
+    """Yield the same rows in two thirds of the time, where the last is known; harmless if it is gone or another came.
 
     The binding's own iteration is quicker, but does not tell a damaged block from the end.
     """
@@ -352,7 +352,7 @@ Step = Callable[["RocksTables", bytes], tuple[WriteBatch, bytes | None]]
 
 
 def _add_shared(opened: RocksTables, _: bytes) -> tuple[WriteBatch, None]:
-    """1 to 2: entries may be references, and small rows may be noted.
+    """Migrate 1 to 2: entries may be references, and small rows may be noted.
 
     What is there may stay as it is, but the totals count shared messages too, of which there are none.
     """
@@ -364,12 +364,12 @@ def _add_shared(opened: RocksTables, _: bytes) -> tuple[WriteBatch, None]:
 
 
 def _allow_runs(_: RocksTables, __: bytes) -> tuple[WriteBatch, None]:
-    """2 to 3: records of a stream may share a row. What is there may stay as it is."""
+    """Migrate 2 to 3: records of a stream may share a row. What is there may stay as it is."""
     return WriteBatch(raw_mode=True), None
 
 
 def _add_generations(_: RocksTables, __: bytes) -> tuple[WriteBatch, None]:
-    """3 to 4: heads have a generation, totals a floor, and there is a feed. What is there may stay as it is."""
+    """Migrate 3 to 4: heads have a generation, totals a floor, there is a feed. What is there may stay as it is."""
     return WriteBatch(raw_mode=True), None
 
 
@@ -396,7 +396,7 @@ def migrate(opened: RocksTables, steps: dict[int, Step] | None = None) -> None:
 
 
 def _take_steps(opened: RocksTables, version: int, step: Step) -> None:
-    """From one format to the next; goes on where an earlier attempt was interrupted."""
+    """Migrate from one format to the next; goes on where an earlier attempt was interrupted."""
     place: bytes | None = opened.meta.get(tables.META_MIGRATED) or b""
     begun = reported = time.monotonic()
     log.info("store_migration_begins", format=version, to=version + 1, interrupted=bool(place))
@@ -419,7 +419,7 @@ def _take_steps(opened: RocksTables, version: int, step: Step) -> None:
 
 
 def write_meta(opened: RocksTables, key: bytes, number: int) -> None:
-    """One number, durably; only while opening."""
+    """Write one number, durably; only while opening."""
     batch = WriteBatch(raw_mode=True)
     batch.put(key, tables.NUMBER.pack(number), opened.handles["meta"])
     options = WriteOptions()

@@ -12,7 +12,7 @@
 A vehicle's client id is its VIN, so X is both. Streams and leases are their own home: their names.
 
 Everything of one home lies in one cell of Redis: it is written together or not at all, and one fence guards it
-(`ports.Fence`). Names are part of the stored format, and so is this table: whoever changes a line moves stored data.
+(`ports.Fence`). Names are part of the stored format, and so is this table: a changed line moves stored data.
 """
 
 from __future__ import annotations

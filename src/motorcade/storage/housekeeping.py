@@ -36,7 +36,7 @@ log = structlog.stdlib.get_logger("motorcade.storage")
 
 @dataclass(frozen=True, slots=True)
 class SweepCounters:
-    """What housekeeping has done since the node started."""
+    """The work of housekeeping since the node started."""
 
     rounds: int  #: complete ones
     steps: int
@@ -52,7 +52,7 @@ class Housekeeping:
     """One for each store that a node has open."""
 
     def __init__(self, store: Store, interval: float, budget: int, clock: Callable[[], float] = time) -> None:
-        """`interval` in seconds; `clock` tells what counts as now."""
+        """Take `interval` in seconds; `clock` tells what counts as now."""
         #: Is told of entries that were removed: owners and positions.
         self.on_expired: Callable[[Iterable[tuple[str, int]]], None] | None = None
         self.figures: StoreFigures | None = None  #: as of the last time they could be had
@@ -66,7 +66,7 @@ class Housekeeping:
         self._trouble = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Sweep until cancelled."""
         while True:
             await self.round()
             await asyncio.sleep(self.pause)

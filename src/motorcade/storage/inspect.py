@@ -25,7 +25,7 @@ MAX_FINDINGS = 100
 
 
 def inspect(copy: Path) -> list[str]:
-    """What is wrong; empty: nothing."""
+    """Return what is wrong; empty: nothing."""
     files = Files(copy, block_cache=CACHE)
     try:
         files.open(read_only=True)
@@ -65,7 +65,7 @@ class _Inspection:
             self._wrong.append(what)
 
     def _mailboxes(self) -> int:
-        """Entries against heads and keys; how many entries."""
+        """Compare entries with heads and keys; return how many entries there are."""
         total = 0
         owner, count, size_bytes, droppable, last, keys = b"", 0, 0, 0, 0, 0
         heads = 0
@@ -106,7 +106,7 @@ class _Inspection:
         return tables.parse_entry(message).key if message is not None else b""
 
     def _shared(self) -> int:
-        """Shared messages against their counters and the references to them; how many messages."""
+        """Compare shared messages with their counters and references; return how many messages there are."""
         count = 0
         for number, row in scan(self._tables.shared, b"", b""):
             count += 1
@@ -134,7 +134,7 @@ class _Inspection:
         return 1
 
     def _empty_heads(self, with_entries: int) -> None:
-        """Heads that speak of entries where there are none."""
+        """Report heads that speak of entries where there are none."""
         claims = 0
         for owner, _ in self._deltas.scan(self._tables, b"h"):
             claims += load_head(self._tables, self._deltas, owner.decode()).count > 0
@@ -142,7 +142,7 @@ class _Inspection:
             self._say(f"{claims} mailboxes are said to have entries, {with_entries} have")
 
     def _blobs(self) -> tuple[int, int]:
-        """Blobs against digests and counters; how many and how large."""
+        """Compare blobs with digests and counters; return how many there are, and their bytes."""
         count, size_bytes = 0, 0
         for digest, data in scan(self._tables.blobs, b"", b""):
             count += 1

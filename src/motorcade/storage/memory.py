@@ -9,8 +9,8 @@ Rule 1: every change is one synchronous method (`apply…`), so whatever happens
         a list of such calls made in one go.
 Rule 2: a sweep looks only at what is due, so each step costs no more than its budget. What was removed or renewed in
         the meantime is still in the heap and recognised when its turn comes: nothing searches the heap.
-Rule 3: a payload is held by the entries that refer to it, by count; the last to go takes it along, unless somebody
-        asked to keep it longer.
+Rule 3: a payload is held by the entries that refer to it, by count; the last to go takes it along, unless it was
+        asked to be kept longer.
 Rule 4: nothing here waits. A caller that writes in a loop and never waits for anything else holds up its event loop.
 """
 
@@ -85,7 +85,7 @@ _time = attrgetter("time")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What the end of something has removed."""
+    """The things that an ending has removed."""
 
     removed: int = 0
     size_bytes: int = 0
@@ -96,7 +96,7 @@ NOTHING = Ended()
 
 
 class Ending:
-    """What ends by itself: a heap of (when, tie-breaker, what to do then)."""
+    """The things that end by themselves: a heap of (when, tie-breaker, what to do then)."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[float], Ended]]] = []
@@ -125,7 +125,7 @@ class Ending:
 
 
 class Gate:
-    """Whether the store is open and may write, and how much was written; every port asks and tells."""
+    """The state of the store: if it is open and may write, and how much was written; every port asks and tells."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -188,7 +188,7 @@ class MemoryBlobs:
         return len(self.blobs), self.size_bytes
 
     def data(self, digest: bytes) -> bytes:
-        """The payload of an entry; nothing for the digest of nothing."""
+        """Return the payload of an entry; nothing for the digest of nothing."""
         return self.blobs[digest].data if digest else b""
 
     def hold(self, data: bytes) -> bytes:
@@ -200,7 +200,7 @@ class MemoryBlobs:
         return digest
 
     def release(self, digest: bytes) -> int:
-        """An entry lets go; how many bytes that gives back."""
+        """Release an entry's hold; return how many bytes that frees."""
         if not digest:
             return 0
         blob = self.blobs[digest]
@@ -209,7 +209,7 @@ class MemoryBlobs:
             return 0
         if not blob.keep_until:
             return self._remove(digest)
-        # Whoever put it pushed it into the heap, but its turn may have come while entries held it.
+        # Its put pushed it into the heap, but its turn may have come while entries held it.
         self._ending.at(blob.keep_until, partial(self._end, digest))
         return 0
 
@@ -289,7 +289,7 @@ class MemoryMailbox:
         return next((position for position in self.rows if position > spared), None)
 
     def positions_after(self, after: int) -> Iterable[int]:
-        """Positions above `after`, and perhaps some that are gone; never more than there are rows."""
+        """Return the positions above `after`, perhaps with some that are gone; never more than there are rows."""
         if self.last - after < len(self.rows):
             return range(after + 1, self.last + 1)
         return [position for position in self.rows if position > after]
@@ -464,7 +464,7 @@ class MemoryMailboxes:
     def _add(
         self, owner: str, box: MemoryMailbox, draft: Draft, now: float, bound: Bound, spared: int
     ) -> tuple[int, tuple[int, ...]]:
-        """The position (0: pushed out itself), and what was pushed out."""
+        """Add an entry; return its position (0: pushed out itself), and the positions that it pushed out."""
         size_bytes = len(draft.body) + len(draft.payload)
         if 0 < bound.size_bytes < size_bytes:
             return 0, ()
@@ -491,7 +491,7 @@ class MemoryMailboxes:
         return position, tuple(dropped)
 
     def _remove(self, box: MemoryMailbox, position: int) -> int:
-        """Bytes given back."""
+        """Remove an entry; return how many bytes that frees."""
         row = box.rows.pop(position)
         box.size_bytes -= row.size_bytes
         box.droppable.pop(position, None)
@@ -680,7 +680,7 @@ class MemoryStreams:
 
 
 class MemoryFeeds:
-    """What has changed: one feed."""
+    """The feed of changes: one."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -713,7 +713,7 @@ class MemoryFeeds:
 
 
 class MemoryCoordination:
-    """Who is where, and who leads. One counter gives all tokens of leases: they grow for each name, with gaps."""
+    """Attachments, fences and leases. One counter gives all tokens of leases: they grow for each name, with gaps."""
 
     def __init__(self, gate: Gate, mailboxes: MemoryMailboxes, records: MemoryRecords) -> None:
         self._gate = gate
@@ -826,7 +826,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._answer()
-        self.gate.is_open = False  # for whoever still holds a port
+        self.gate.is_open = False  # for callers that still hold a port
         self._fresh()
 
     def write(self, batch: Batch) -> Commit[Written]:

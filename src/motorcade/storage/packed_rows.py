@@ -39,7 +39,7 @@ _decode_formed = msgspec.msgpack.Decoder(tuple[list[bytes | int], list[list[byte
 
 
 def rows_of(first: int, time: float, values: Sequence[bytes]) -> Iterator[tuple[int, bytes, int]]:
-    """Rows for values that are appended together: the offset of each row, the row, and the bytes of its values."""
+    """Yield rows for values appended together: each row's offset, the row, and the bytes of its values."""
     if isinstance(values, Formed):
         yield from _formed_rows(first, time, values)
         return
@@ -64,12 +64,12 @@ def _formed_rows(first: int, time: float, values: Formed) -> Iterator[tuple[int,
 
 
 def weight(values: Sequence[bytes]) -> int:
-    """How long it takes to write them, in ordinary rows; a matter of bytes rather than of how many there are."""
+    """Return how long writing takes, in ordinary rows; a matter of bytes rather than of the number of values."""
     return 1 + (len(values) >> 5 if isinstance(values, Formed) else sum(map(len, values)) >> 9)
 
 
 def extent(row: bytes) -> tuple[float, int]:
-    """The time of a row's records, and how many it was made with."""
+    """Return the time of a row's records, and how many records it was made with."""
     if row[0] < RUN:
         return _TIME.unpack_from(row)[0], 1
     time, _, count = _HEAD.unpack_from(row)
@@ -77,7 +77,7 @@ def extent(row: bytes) -> tuple[float, int]:
 
 
 def values(last: int, row: bytes, start: int, limit: int) -> tuple[int, float, list[bytes]]:
-    """Up to `limit` of a row's values from an offset on: the offset of the first of them, the time of all, the values.
+    """Return up to `limit` of a row's values from an offset on: the offset of the first, the time of all, the values.
 
     `last` is the offset of the row.
     """
@@ -93,13 +93,13 @@ def values(last: int, row: bytes, start: int, limit: int) -> tuple[int, float, l
 
 
 def records(last: int, row: bytes, start: int, limit: int) -> list[StreamRecord]:
-    """The same as records."""
+    """Return the same values as records."""
     first, time, found = values(last, row, start, limit)
     return list(map(StreamRecord, range(first, first + len(found)), repeat(time), found))
 
 
 def sizes(row: bytes) -> list[int]:
-    """Bytes of each value."""
+    """Return the size of each value in bytes."""
     if row[0] < RUN:
         return [len(row) - _TIME.size]
     return list(map(len, _values(row, _HEAD.unpack_from(row)[1])))

@@ -11,14 +11,14 @@ Each engine serves all of them natively (`memory`, `rocks`, `redis`); one contra
 
 Words. *Home*: what a name belongs to, a client, a queue (`homes`); on Redis everything of a home lies in one cell.
 *Decision*: a write that may come only from the one in charge of a home, such as a session record or a subscription: its
-batch has a fence. *Fact*: what is true whoever says it, such as an acknowledgement: it has none. *Generation*: of a
+batch has a fence. *Fact*: what is true from any writer, such as an acknowledgement: it has none. *Generation*: of a
 mailbox, another one whenever it is made again.
 
 Rule 1: a method that writes returns when what it wrote is as durable as the store's level promises. What is written
         between two awaits of one task may share a commit.
 Rule 2: a `Batch` has writes that belong together. Embedded engines apply a batch as a whole or not at all. Redis
         applies it cell by cell, in the order of the calls: a crash in between may leave the beginning of a batch, and
-        whoever repeats it gives its appends the same `token`, so that nothing is appended twice.
+        a caller that repeats it gives its appends the same `token`, so that nothing is appended twice.
 Rule 3: readers never see what has expired, whether or not a sweep has removed it yet.
 Rule 4: reads see every write that has returned.
 Rule 5: time comes in as an argument, in seconds since the epoch. What has an `expires_at` has expired when
@@ -56,7 +56,7 @@ from motorcade.core.errors import StoreRefusedError as StoreRefusedError  # noqa
 
 
 class Durability(StrEnum):
-    """How much a write survives before it counts as done."""
+    """The failures that a write survives before it counts as done."""
 
     FAST = auto()  #: a crash of the process
     SAFE = auto()  #: a crash of the machine (embedded: one sync per group; Redis: received by a replica)
@@ -84,7 +84,7 @@ class Draft(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How large a mailbox may grow (0: any). What does not fit pushes out the oldest droppable entry, or the oldest.
+    """The bound of a mailbox (0: any). What does not fit pushes out the oldest droppable entry, or the oldest.
 
     Entries go one after the other until the rest fits, after the entry of the same key has been replaced. The new entry
     may be the one to go: a droppable one that finds only others that are not, or one that finds only spared ones.
@@ -109,7 +109,7 @@ TOKEN_MEMORY: Final = 3600.0
 
 
 class Appended(Struct, frozen=True, gc=False):
-    """What became of one owner's copy."""
+    """The result for one owner's copy."""
 
     owner: str
     #: One more with every append to this owner; never used again (rule 9). 0: it was pushed out itself (which may use
@@ -125,7 +125,7 @@ class Appended(Struct, frozen=True, gc=False):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """What is in a mailbox."""
+    """An entry of a mailbox."""
 
     position: int
     body: bytes
@@ -187,7 +187,7 @@ class Mailboxes(Protocol):
         """Make a mailbox, unless there is one; its generation."""
 
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
-        """Up to `limit` entries with a position above `after`, oldest first. Expired ones do not count.
+        """Return up to `limit` entries with a position above `after`, oldest first. Expired ones do not count.
 
         Fewer than `limit` means that there are no more, however large entries are and whatever was removed meanwhile.
         """
@@ -205,7 +205,7 @@ class Mailboxes(Protocol):
         """
 
     async def info(self, owner: str) -> MailboxInfo:
-        """Size and ends of a mailbox."""
+        """Return the size and ends of a mailbox."""
 
     async def clear(self, owner: str) -> int:
         """Remove all entries; how many. Positions go on from where they were, tokens stay known."""
@@ -219,7 +219,7 @@ class Mailboxes(Protocol):
         """
 
     def owners(self) -> AsyncIterator[str]:
-        """All owners with entries, in no particular order."""
+        """Yield all owners with entries, in no particular order."""
 
 
 # -- blobs
@@ -240,10 +240,10 @@ class Blobs(Protocol):
         """
 
     async def get(self, digest: bytes, now: float) -> bytes | None:
-        """The data, or None. What was only put is None when `keep_until` has come."""
+        """Return the data, or None. What was only put is None when `keep_until` has come."""
 
     async def count(self) -> tuple[int, int]:
-        """(blobs, bytes) stored."""
+        """Return how many blobs are stored, and their bytes."""
 
 
 # -- records
@@ -262,7 +262,7 @@ class Records(Protocol):
         """Remove one record; False if it was not there."""
 
     def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
-        """All records whose key begins with `prefix` (no pattern), each once, in any order.
+        """Yield all records whose key begins with `prefix` (no pattern), each once, in any order.
 
         Changes meanwhile may or may not be seen.
         """
@@ -282,15 +282,15 @@ class StreamRecord(Struct, frozen=True, gc=False):
 class Formed(Sequence[bytes]):
     """Values that have most of their bytes in common, to be appended together.
 
-    An engine may store what differs and put the values together when somebody reads them.
+    An engine may store what differs and put the values together when they are read.
     """
 
     __slots__ = ("columns", "parts")
 
     def __init__(self, parts: Sequence[bytes | int], columns: Sequence[Sequence[bytes]]) -> None:
-        """`parts`: what each value is made of, bytes as they are or the number of a column; columns are equally long.
+        """Take `parts` of each value, bytes as they are or the number of a column; columns are equally long.
 
-        Nobody may change them afterwards.
+        They must not be changed afterwards.
         """
         self.parts = parts
         self.columns = columns
@@ -314,11 +314,11 @@ class Formed(Sequence[bytes]):
         return map(b"".join, zip(*columns, strict=True))
 
     def part(self, start: int, end: int) -> Formed:
-        """Some of them."""
+        """Return some of the values."""
         return Formed(self.parts, [column[start:end] for column in self.columns])
 
     def size_bytes(self) -> int:
-        """Of all values."""
+        """Return the bytes of all values."""
         sizes = [sum(map(len, column)) for column in self.columns]
         count = len(self)
         return sum(sizes[part] if isinstance(part, int) else len(part) * count for part in self.parts)
@@ -345,13 +345,13 @@ class Streams(Protocol):
         """Append; the offsets. Values of one form are better appended as `Formed`."""
 
     async def read(self, stream: str, after: int, limit: int) -> list[StreamRecord]:
-        """Up to `limit` records with an offset above `after`, oldest first."""
+        """Return up to `limit` records with an offset above `after`, oldest first."""
 
     async def find(self, stream: str, time: float) -> int:
-        """The offset after which records of `time` and later begin; reading after it gives these."""
+        """Return the offset after which records of `time` and later begin; reading after it gives these."""
 
     async def info(self, stream: str) -> StreamInfo:
-        """Size and ends of a stream."""
+        """Return the size and ends of a stream."""
 
     async def trim(
         self, stream: str, before: float = 0.0, size_bytes: int = 0, records: int = 0, budget: int = 1000
@@ -359,10 +359,10 @@ class Streams(Protocol):
         """Remove what is older than `before`, and the oldest above so many bytes or records (0: any), step by step."""
 
     async def drop(self, stream: str) -> None:
-        """Remove a stream. One of the same name made later is a new one, its offsets may begin anew."""
+        """Remove a stream. One of the same name made later is a new one, its offsets may begin again."""
 
     async def names(self) -> list[str]:
-        """All streams."""
+        """Return the names of all streams."""
 
     def watch(self, told: Watcher) -> Callable[[], None]:
         """Call `told` in the event loop for what this store object has appended, by `append` or in a batch.
@@ -388,7 +388,7 @@ class Note(Struct, frozen=True, gc=False):
 
 
 class FeedEnd(Struct, frozen=True, gc=False):
-    """How far a feed is, or a reader of it: the last note."""
+    """The position of a feed, or of its reader: the last note."""
 
     number: int = 0  #: 0: none yet
     nonce: bytes = b""
@@ -404,7 +404,7 @@ class FeedPage(Struct, frozen=True, gc=False):
 
 
 class Feeds(Protocol):
-    """What has changed, one feed per cell; a note is written together with what it tells of (`Batch.note`)."""
+    """The feeds of changes, one per cell; a note is written together with what it tells of (`Batch.note`)."""
 
     def feed_of(self, home: str) -> int:
         """Return the number of the feed that notes of a home go to."""
@@ -473,7 +473,7 @@ class Lease:
 
 
 class Coordination(Protocol):
-    """Who is where, and who leads.
+    """Attachments of homes to nodes, fences, leases and wake-ups.
 
     No lost wake-up: `attach` and `append` to owners of the same home are serialised. `append` answers where the home is
     attached, `attach` answers whether something is pending, so at least one of the two sees the other.
@@ -507,7 +507,7 @@ class Coordination(Protocol):
         """
 
     async def acquire(self, name: str, holder: str, ttl: float, now: float) -> Lease | None:
-        """Take a lease that nobody holds, or that has run out; None if somebody does, be it the same holder."""
+        """Take a lease that has no holder, or that has run out; None if it is held, be it by the same holder."""
 
     async def renew(self, lease: Lease, ttl: float, now: float) -> bool:
         """Hold on to a lease for `ttl` from now; False if it is no longer ours, which is so once it has run out."""
@@ -519,7 +519,7 @@ class Coordination(Protocol):
         """Wake a node up; best effort: what it should look at lies in the store."""
 
     def listen(self, node: str) -> AsyncIterator[bytes]:
-        """Wake-ups for a node, from about when the first is asked for, each to every listener, until cancelled."""
+        """Yield wake-ups for a node, from about when the first is asked for, each to all listeners, until cancelled."""
 
 
 # -- the store
@@ -746,14 +746,14 @@ class StoreFigures:
 
 @dataclass(frozen=True, slots=True)
 class StoreCondition:
-    """How a store is, as far as this process knows without asking: told at once, whatever state it is in."""
+    """The condition of a store, as far as this process knows without asking: told at once, whatever its state."""
 
     engine: str
     commits: int  #: groups committed since it was opened
     writes: int  #: batches written since it was opened
     queued: int  #: batches waiting for the writer now
     full: bool  #: takes no new entries now
-    trouble: str = ""  #: why not everything can be written now, in words for everybody; empty: it can
+    trouble: str = ""  #: why not everything can be written now, in plain words; empty: it can
     detail: str = ""  #: the same for the operator
 
 
@@ -763,7 +763,7 @@ MAX_BACKLOG_BYTES: Final = 64 * 2**20
 
 
 class Backlog:
-    """What was handed to `Store.write` and is not done: rows (entries, records, positions) and bytes of values.
+    """The work handed to `Store.write` and not done: rows (entries, records, positions) and bytes of values.
 
     `write` never refuses because of it. It is the back-pressure of the store: callers check `full` before they accept
     more from their clients.
@@ -787,7 +787,7 @@ class Store(Protocol):
     # Properties, so that an engine may give them its own types; plain attributes serve them.
     @property
     def atomic(self) -> bool:
-        """Whether a batch is applied as a whole or not at all (rule 2)."""
+        """True if a batch is applied as a whole or not at all (rule 2)."""
 
     @property
     def mailboxes(self) -> Mailboxes: ...
@@ -844,10 +844,10 @@ class Store(Protocol):
         """
 
     async def figures(self) -> StoreFigures:
-        """Counts and sizes; what has expired counts until it is swept."""
+        """Return counts and sizes; what has expired counts until it is swept."""
 
     def condition(self) -> StoreCondition:
-        """Whether it takes writes now; never waits and never fails."""
+        """Return whether the store takes writes now; never waits and never fails."""
 
     async def check(self) -> list[str]:
-        """What is wrong inside; empty: nothing. Changes nothing."""
+        """Return what is wrong inside; empty: nothing. Changes nothing."""

@@ -7,9 +7,9 @@ For programs that go through much of what is stored and are no node: Spark jobs,
 takes part in nothing, and is not a store: it has no ports.
 
 Rule 1: a reader sees the store as of its last `refresh`, or later.
-Rule 2: pages are columns, because whoever reads in bulk makes columns of them. A page holds no more than the caller
+Rule 2: pages are columns, because bulk readers make columns of them. A page holds no more than the caller
         asks for, and about PAGE_BYTES of values.
-Rule 3: what was trimmed is left out without a word; whoever must know compares the offsets, and asks `extent`.
+Rule 3: what was trimmed is left out without a word; a caller that must know compares the offsets, and asks `extent`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEWEST_ROWS = 16
 
 
 class Extent(NamedTuple):
-    """Where a stream begins and ends."""
+    """The ends of a stream."""
 
     floor: int  #: no record below it; the oldest one is there or above. Without records: where the next one will be
     last: int  #: offset given last; 0: none ever, perhaps there is no such stream
@@ -62,32 +62,32 @@ class StoreReader(Protocol):
         """See what was written until now."""
 
     def streams(self) -> list[str]:
-        """The names of all streams."""
+        """Return the names of all streams."""
 
     def extent(self, stream: str) -> Extent:
-        """Where a stream begins and ends now."""
+        """Return the first and last of a stream as of now."""
 
     def find(self, stream: str, time: float) -> int:
-        """The offset after which records of `time` and later begin."""
+        """Return the offset after which records of `time` and later begin."""
 
     def pages(self, stream: str, after: int, last: int, rows: int = MAX_ROWS) -> Iterator[StreamPage]:
-        """The records above `after` up to `last`, in pages of up to so many rows."""
+        """Yield the records above `after` up to `last`, in pages of up to so many rows."""
 
     def parts(self) -> int:
-        """Into how many parts the mailboxes can be divided, to be read beside each other."""
+        """Return into how many parts the mailboxes can be divided, to be read beside each other."""
 
     def waiting(self, prefix: str, part: int) -> Iterator[MailboxPage]:
-        """All entries of the owners whose name begins with `prefix`, of one part of the store."""
+        """Yield all entries of the owners whose name begins with `prefix`, of one part of the store."""
 
     def record(self, collection: str, key: str) -> bytes | None:
-        """A record of a collection whose records do not expire."""
+        """Return a record of a collection whose records do not expire."""
 
     def close(self) -> None:
         """Let go of everything; closing again does nothing."""
 
 
 def rows_for(size_bytes: int, records: int, most: int) -> int:
-    """How many rows a page may have, if they are as large as these."""
+    """Return how many rows a page may have, if they are as large as these."""
     if not size_bytes or not records:
         return max(1, most)
     return max(min(FEWEST_ROWS, most), min(most, PAGE_BYTES * records // size_bytes), 1)

@@ -145,7 +145,7 @@ class BlobCache:
 
 
 class Core:
-    """What all ports of one open store share."""
+    """The core that all ports of one open store share."""
 
     def __init__(
         self, servers: Servers, cells: Cells, writer: RedisWriter, blob_cache: int, watchers: Watchers | None = None
@@ -165,7 +165,7 @@ class Core:
         return f"{self._name}{self._hold}"
 
     def told(self, operation: Operation, first: int) -> None:
-        """An operation has appended to a stream, beginning with the offset `first`."""
+        """Tell watchers that an operation has appended to a stream, beginning with the offset `first`."""
         _, _, stream, values, _ = operation.words
         self._watchers.tell(stream, first + len(values) - 1)
 
@@ -173,14 +173,14 @@ class Core:
         return (await self.writer.write([operation], durable))[0]
 
     async def ask(self, cell: int, command: str, kind: str, name: str | bytes = b"", *arguments: Argument) -> Any:
-        """A read of one key."""
+        """Read one key."""
         try:
             return await self.servers.ask(self.cells.slot(cell), command, self.key(cell, kind, name), *arguments)
         except ServerError as error:
             raise self._refusal(cell, error) from None
 
     async def evaluate(self, cell: int, script: Script, kinds: str, name: str, *arguments: Argument) -> Any:
-        """A script that reads keys of the given kinds."""
+        """Run a script that reads keys of the given kinds."""
         keys = [self.key(cell, f"{kind}:", name) for kind in kinds]
         try:
             return await self.servers.evaluate(self.cells.slot(cell), script, keys, *arguments)
@@ -188,7 +188,7 @@ class Core:
             raise self._refusal(cell, error) from None
 
     async def everywhere(self, command: str, kind: str, *arguments: Argument) -> list[Any]:
-        """The same question to all cells; the answers in their order."""
+        """Ask all cells the same question; return the answers in their order."""
         answers: list[Any] = []
         for start in range(0, self.cells.count, WINDOW):
             some = range(start, min(start + WINDOW, self.cells.count))
@@ -196,7 +196,7 @@ class Core:
         return answers
 
     async def scan(self, command: str, kind: str, *arguments: Argument) -> AsyncIterator[tuple[int, list[bytes]]]:
-        """All pages of HSCAN or SSCAN over all cells."""
+        """Yield all pages of HSCAN or SSCAN over all cells."""
         for start in range(0, self.cells.count, WINDOW):
             some = range(start, min(start + WINDOW, self.cells.count))
             pages = await asyncio.gather(*(self.ask(cell, command, kind, b"", b"0", *arguments) for cell in some))
@@ -210,7 +210,7 @@ class Core:
                     cursor, page = await self.ask(cell, command, kind, b"", cursor, *arguments)
 
     async def members(self, cell: int, kind: str, name: str = "") -> AsyncIterator[bytes]:
-        """All members of a set, each once."""
+        """Yield all members of a set, each once."""
         cursor, seen = b"0", set[bytes]()
         while True:
             cursor, page = await self.ask(cell, "SSCAN", kind, name, cursor, "COUNT", 500)
@@ -282,7 +282,7 @@ class AppendOperations:
                 self._places.append(some)
 
     def answers(self, replies: Sequence[Any]) -> list[Appended]:
-        """The replies to `operations` as answers in the order of the owners."""
+        """Return the replies to `operations` as answers in the order of the owners."""
         found: list[Appended | None] = [None] * len(self.owners)
         for places, reply in zip(self._places, replies, strict=True):
             for index, answer in zip(places, reply, strict=True):
@@ -362,13 +362,13 @@ def stream_operations(core: Core, stream: str, values: Sequence[bytes], now: flo
 
 
 def _offsets(operations: Sequence[Operation], replies: Sequence[Any]) -> Sequence[int]:
-    """The offsets of one append to a stream, from the first that each of its operations has answered."""
+    """Return the offsets of one append to a stream, from the first that each of its operations has answered."""
     ranges = [range(first, first + len(each.words[3])) for each, first in zip(operations, replies, strict=True)]
     return ranges[0] if len(ranges) == 1 else [offset for some in ranges for offset in some]
 
 
 def condition_of(core: Core, condition: Expect | Fence) -> tuple[Any, ...]:
-    """A condition, as lua/guard.lua has it."""
+    """Return a condition, as lua/guard.lua has it."""
     if isinstance(condition, Fence):
         return ("fence", core.cells.of(condition.home), condition.home, _stored_fence(condition))
     collection, key = condition.collection, condition.key
@@ -683,12 +683,12 @@ class RedisBlobs(Port):
         return None
 
     async def count(self) -> tuple[int, int]:
-        """As of the last sweep, where the servers have removed some themselves."""
+        """Count blobs as of the last sweep, where the servers have removed some themselves."""
         counts = await self._core.everywhere("HMGET", "n", "blobs", "octets")
         return sum(int(blobs or 0) for blobs, _ in counts), sum(int(size_bytes or 0) for _, size_bytes in counts)
 
     async def fetch(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The payloads that entries refer to."""
+        """Return the payloads that entries refer to."""
         core = self._core
         found: dict[bytes, bytes] = {}
         missing: list[bytes] = []
@@ -707,7 +707,7 @@ class RedisBlobs(Port):
 
     @staticmethod
     async def referred(core: Core, digests: Sequence[bytes]) -> set[bytes]:
-        """Those that an entry of any cell refers to."""
+        """Return those digests that an entry of any cell refers to."""
         counts = await core.everywhere("HMGET", "r", *digests)
         return {digest for of_cell in counts for digest, count in zip(digests, of_cell, strict=True) if count}
 
@@ -827,7 +827,7 @@ class RedisFeeds(Port):
         return [FeedEnd(note.number, note.nonce) if note else FeedEnd() for note in map(_last_note, last)]
 
     async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:
-        """With the note that the reader knows, to see that it is still the same."""
+        """Read with the note that the reader knows, to see that it is still the same."""
         limit = max(limit, 0)
         rows = await self._core.ask(feed, "XRANGE", "F", b"", f"{after.number}-0", "+", "COUNT", limit + 1)
         notes = list(map(_note, rows))
@@ -847,7 +847,7 @@ def _last_note(rows: list[Any]) -> Note | None:
 
 
 class RedisCoordination(Port):
-    """Who is where, and who leads."""
+    """Attachments, fences and leases on Redis."""
 
     async def attach(self, owner: str, member: str) -> Attached:
         home, token = home_of_owner(owner), secrets.token_bytes(8)
@@ -1001,7 +1001,7 @@ class RedisStore:
         *,
         only_read: bool = False,
     ) -> None:
-        """`only_read`: also a store of the format before is opened, to be exported; every write is refused."""
+        """Take `only_read`: also a store of the format before is opened, to be exported; every write is refused."""
         self._place: RedisUrl = parse_url(url, options or RedisOptions())
         self._durability = durability
         self._only_read = only_read

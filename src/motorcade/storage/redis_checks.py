@@ -1,4 +1,4 @@
-"""What is asked of Redis servers before they are trusted, and what is wrong inside a store.
+"""Checks of Redis servers before they are trusted, and of the inside of a store.
 
 A server without append-only file comes back empty after a crash, and its replicas then copy the emptiness; a server
 that evicts forgets what was acknowledged. Neither is opened unless told to.
@@ -34,7 +34,7 @@ OLDEST_SERVER = (7, 0)
 
 
 async def server_info(servers: Servers, address: ServerAddress) -> dict[str, str]:
-    """INFO as a dictionary."""
+    """Return INFO as a dictionary."""
     connection = await servers.connection(address, Purpose.READ)
     text = (await connection.call("INFO")).decode()
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -85,7 +85,7 @@ def _check_server(address: ServerAddress, info: dict[str, str], clustered: bool,
 
 
 async def _syncs_always(servers: Servers, address: ServerAddress) -> bool:
-    """Whether a server has every write on its disk before it answers; False also if it does not tell."""
+    """Return True if a server has every write on its disk before it answers; False also if it does not tell."""
     connection = await servers.connection(address, Purpose.READ)
     try:
         reply = await connection.call("CONFIG", "GET", "appendfsync")
@@ -157,7 +157,7 @@ def format_refusal(version: int) -> str:
 
 
 class Inspection:
-    """What `check` finds. Writes that happen meanwhile look like faults, so what has changed is looked at again."""
+    """The findings of `check`. Writes that happen meanwhile look like faults, so what has changed is read again."""
 
     ATTEMPTS = 3
     PAGE = 500
@@ -182,7 +182,7 @@ class Inspection:
         return self._wrong
 
     async def _cell(self, cell: int) -> tuple[list[str], set[bytes]]:
-        """What is wrong, and the blobs that must be there: servers remove those of entries that expired an hour ago."""
+        """Return findings, and blobs that must be there: servers remove those of entries that expired an hour ago."""
         wrong: list[str] = []
         needed: set[bytes] = set()
         now = time.time()
@@ -216,7 +216,7 @@ class Inspection:
         return wrong, needed
 
     async def _unindexed(self, cell: int) -> list[str]:
-        """Records that a session which is opened would not find."""
+        """Find records that a session which is opened would not find."""
         wrong: list[str] = []
         for collection in PAIRS:
             records, cursor = self._key(cell, "R:", collection.encode()), b"0"
@@ -246,7 +246,7 @@ class Inspection:
                 self._wrong.append(f"blob {digest.hex()}: missing")
 
     async def _entries(self, cell: int, owner: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """All entries, expired or not."""
+        """Yield all entries, expired or not."""
         keys = [self._key(cell, "e:", owner), self._key(cell, "g:", owner)]
         after = 0
         while page := await self._servers.evaluate(self._cells.slot(cell), READ, keys, after, self.PAGE, -1):

@@ -1,4 +1,4 @@
-"""How values are stored, as lua/common.lua also knows it.
+"""The stored form of values, as lua/common.lua also knows it.
 
     entry    stored_at, expires_at, bytes, flags, length of key, length of body | key | body | payload, or its digest
     record   expires_at | value
@@ -39,7 +39,7 @@ class StoredEntry:
 
 
 def pack_entry(draft: Draft, now: float, digest: bytes) -> tuple[bytes, int, int]:
-    """An entry as it is stored, its bytes and its flags."""
+    """Pack an entry as it is stored; return it with its bytes and its flags."""
     size_bytes = len(draft.body) + len(draft.payload)
     flags = (DROPPABLE if draft.droppable else 0) | (BY_DIGEST if digest else 0)
     head = HEADER.pack(now, draft.expires_at, size_bytes, flags, len(draft.key), len(draft.body))
@@ -87,7 +87,7 @@ EMPTY = msgspec.Raw(b"\xa0")
 
 
 def raw(data: bytes) -> msgspec.Raw:
-    """Bytes for a script: as a string, since the server's decoder knows no binary type."""
+    """Return bytes as a string for a script, since the server's decoder knows no binary type."""
     size = len(data)
     if not size:
         return EMPTY

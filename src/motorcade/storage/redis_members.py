@@ -1,4 +1,4 @@
-"""Who may write: every store object that is open registers its writer, in every cell, and leaves when it is closed.
+"""The writers: every store object that is open registers its writer, in every cell, and leaves when it is closed.
 
     open ──> join ──> w:writer in each cell, w in the first one lists it      commit.lua: no key, no write
     fence_member ──> w:writer closed in each cell, then off the list          the writer meets it with its next call

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection: an answer is thousands of lists without a cycle, and looking for them costs a third."""
+    """Pause garbage collection: an answer is thousands of lists without a cycle; looking for them costs a third."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -80,7 +80,7 @@ class Asking:
         return self._loop.run_until_complete(_awaited(answer))
 
     def begin(self, answer: Awaitable[T]) -> asyncio.Task[T]:
-        """A question that is asked the next time somebody waits."""
+        """Begin a question; it is sent the next time a caller waits."""
         return self._loop.create_task(_awaited(answer))
 
     def send(self) -> None:
@@ -89,7 +89,7 @@ class Asking:
         self.wait(asyncio.sleep(0))
 
     def forget(self, answers: deque[asyncio.Task[T]]) -> None:
-        """Nobody wants these any more."""
+        """Forget answers that are not wanted any more."""
         if self._closed or not answers:
             return
         for answer in answers:
@@ -154,7 +154,7 @@ class RedisReader:
         return Cells(options.prefix, int(cells))
 
     def refresh(self) -> None:
-        """Every question is answered as of now."""
+        """Do nothing: every question is answered as of now."""
 
     def close(self) -> None:
         self._asking.close()
@@ -267,7 +267,7 @@ class _Growing:
         self.values: list[bytes] = []
 
     def add(self, rows: list[Any]) -> int:
-        """Bytes of these rows."""
+        """Return how many bytes these rows have."""
         first, last = int(rows[0][0].partition(b"-")[0]), int(rows[-1][0].partition(b"-")[0])
         if last - first + 1 == len(rows):  # no gaps, as nearly always
             self.offsets += range(first, last + 1)
@@ -282,7 +282,7 @@ class _Growing:
         return size_bytes
 
     def is_full(self, coming: int) -> bool:
-        """Whether so many rows more, as large as these, would be too many."""
+        """Return True if so many more rows, as large as these, would be too many."""
         return bool(self.values) and _is_full(len(self.values), self._size_bytes, coming, self._most)
 
     def take(self) -> StreamPage:
@@ -292,7 +292,7 @@ class _Growing:
 
 
 def _times(texts: list[bytes]) -> list[float]:
-    """Reading a number takes longer than anything else about a row, and records that came together have one time."""
+    """Parse times, each once: that takes longer than all else about a row, and records that came together share one."""
     if texts[0] == texts[-1]:  # times never go back, so all between are the same
         return [float(texts[0])] * len(texts)
     known = {text: float(text) for text in set(texts)}
@@ -328,13 +328,13 @@ class EntryId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | bytes) -> EntryId:
-        """ValueError if it is none; without a sequence it is the first of its millisecond."""
+        """Parse an id, ValueError if it is none; without a sequence it is the first of its millisecond."""
         written = text.decode() if isinstance(text, bytes) else text
         milliseconds, _, sequence = written.partition("-")
         return cls(int(milliseconds), int(sequence or 0))
 
     def before(self) -> EntryId:
-        """The id just below."""
+        """Return the id just below."""
         if self.sequence:
             return EntryId(self.milliseconds, self.sequence - 1)
         return EntryId(self.milliseconds - 1, 2**64 - 1) if self.milliseconds else ORIGIN
@@ -388,7 +388,7 @@ class NativeReader:
         )
 
     def stride(self, key: str, after: EntryId, last: EntryId, most: int) -> tuple[EntryId, int]:
-        """How far up to `most` entries above `after` reach, and how many they are."""
+        """Return how far up to `most` entries above `after` reach, and how many they are."""
         count = 0
         while count < most:
             page = min(PAGE_ROWS, most - count)
@@ -402,7 +402,7 @@ class NativeReader:
         return after, count
 
     def pages(self, key: str, after: EntryId, last: EntryId) -> Iterator[NativePage]:
-        """The entries above `after` up to `last`."""
+        """Yield the entries above `after` up to `last`."""
         coming = deque([self._ask(key, str(after), str(last), PAGE_ROWS)])
         page, size_bytes = NativePage([], []), 0
         try:

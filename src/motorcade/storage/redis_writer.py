@@ -100,7 +100,7 @@ UNMET: Final[Mapping[str, Callable[[], StoreError]]] = {
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """What one of the scripts in lua/ does to one cell."""
+    """The work of one of the scripts in lua/ on one cell."""
 
     words: Sequence[Any]  #: name, cell, and what the script's header lists
     weight: int = 1  #: of some 5 µs of the server's time: an owner or record without any extras
@@ -140,7 +140,7 @@ class PipelineCall(msgspec.Struct, eq=False):
 
 
 class WriteJob:
-    """What one caller has submitted, and how far it has come."""
+    """The work that one caller has submitted, and how far it has come."""
 
     def __init__(self, stages: Sequence[JobStage], deadline: float) -> None:
         self.stages = stages
@@ -151,11 +151,11 @@ class WriteJob:
         self.turn = 0
         self._left = 0  #: calls of this turn without an answer
         self._answers: list[list[Any]] = [[None] * len(stage.operations) for stage in stages]
-        self._applied = False  #: something that grows was done, beside payloads, which nobody sees without entries
+        self._applied = False  #: something that grows was done, beside payloads, which no reader sees without entries
         self._troubles: list[StoreError] = []
 
     def begin_turn(self) -> list[PipelineCall]:
-        """The calls that are ready now."""
+        """Return the calls that are ready now."""
         calls = self.turns[self.turn]
         self._left = len(calls)
         for call in calls:
@@ -207,7 +207,7 @@ class Frozen:
     packed: bytes
     durable: bool
     grows: bool
-    lost: bool = False  #: it was sent at least once and nobody knows what became of that
+    lost: bool = False  #: it was sent at least once, with unknown outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -225,11 +225,11 @@ class Pipeline:
 
     @property
     def has_work(self) -> bool:
-        """Whether something can be sent."""
+        """True if something can be sent."""
         return self.frozen is not None or self.peek() is not None
 
     def peek(self) -> PipelineCall | None:
-        """The call that is next, if its turn has come."""
+        """Return the call that is next, if its turn has come."""
         queue = self.queue
         while queue and queue[0].dead:
             queue.popleft()
@@ -310,10 +310,10 @@ class RedisWriter:
         return self._queued + len(self._line)
 
     def condition(self) -> tuple[str, str]:
-        """Why not everything can be written, in few words and in the operator's; both empty: it can.
+        """Return why not everything can be written, in few words and in the operator's; both empty: it can.
 
         What lasts less than `TROUBLE_AFTER` is part of every failover. What has gone quiet counts for `TROUBLE_LASTS`
-        more: nobody may have written since.
+        more: perhaps no caller has written since.
         """
         if self.fenced:
             return "is fenced", FENCED
@@ -354,7 +354,7 @@ class RedisWriter:
         return (await self.submit([JobStage(operations, durable)]))[0]
 
     def later(self, operation: Operation) -> None:
-        """Carry out an operation that nobody waits for and that may be lost."""
+        """Carry out an operation that no caller waits for and that may be lost."""
         if not self._closing and not self._line:
             self.submit([JobStage([operation], durable=False)])
 
@@ -384,7 +384,7 @@ class RedisWriter:
             job.end()
 
     def _turns(self, job: WriteJob, number: int, stage: JobStage) -> list[list[PipelineCall]]:
-        """The calls of a stage: one per pipeline, and more turns if a pipeline has more than one call can take."""
+        """Return the calls of a stage: one per pipeline, and more turns if one has more than a call can take."""
         by_pipeline: dict[int, list[int]] = {self.pipeline_of(condition[1]): [] for condition in stage.conditions}
         for index, operation in enumerate(stage.operations):
             by_pipeline.setdefault(self.pipeline_of(operation.cell), []).append(index)
@@ -412,7 +412,7 @@ class RedisWriter:
         return turns
 
     def _conditions(self, stage: JobStage, pipeline: int, turn: int) -> list[Sequence[Any]]:
-        """The conditions of a call. A record is as expected before the first turn, a fence has to hold in each."""
+        """Return the conditions of a call: a record must be as expected before the first turn, a fence in each turn."""
         in_pipeline = [condition for condition in stage.conditions if self.pipeline_of(condition[1]) == pipeline]
         return [condition for condition in in_pipeline if turn == 0 or condition[0] == "fence"]
 
@@ -442,7 +442,7 @@ class RedisWriter:
             self._letting_in = False
 
     def _bury(self, job: WriteJob) -> None:
-        """What was to follow in a job that has failed is not carried out, and holds up nobody any more."""
+        """Drop what was to follow in a job that has failed, so that it holds up no other any more."""
         for calls in job.turns[job.turn :]:
             for call in calls:
                 call.dead = True
@@ -459,7 +459,7 @@ class RedisWriter:
             return
         address = self._servers.master(pipeline.slot)
         if address is None:
-            self._rest(pipeline, "nobody serves the slot")
+            self._rest(pipeline, "no server has the slot")
             return
         self._ready[pipeline] = None
         if address not in self._tasks:
@@ -469,7 +469,7 @@ class RedisWriter:
     def _rest(self, pipeline: Pipeline, trouble: str) -> None:
         """Try again in a while, or give up what has waited too long."""
         loop = asyncio.get_running_loop()
-        pipeline.resting = True  # so that what ends here wakes nobody
+        pipeline.resting = True  # so that what ends here wakes no one
         before = self._troubles.get(pipeline)
         self._troubles[pipeline] = Trouble(before.since if before is not None else loop.time(), loop.time(), trouble)
         now, end = loop.time(), self._closed_at + self._servers.patience
@@ -627,7 +627,7 @@ class RedisWriter:
     def _answered(
         self, connection: RedisConnection, pipeline: Pipeline, call: Frozen, answer: object, trouble: str
     ) -> None:
-        """What one pipeline's call has come to; `trouble`: why nothing that must be durable counts yet."""
+        """Take the answer to one pipeline's call; `trouble`: why nothing that must be durable counts yet."""
         if isinstance(answer, ServerError) and answer.code in NOTHING_DONE:
             for each in call.calls:
                 each.job.sent -= not each.early
@@ -656,7 +656,7 @@ class RedisWriter:
             self._look_idle()
 
     async def _shortage(self, confirmed: asyncio.Future[int] | None) -> str:
-        """What keeps a group from being confirmed; nothing: it is."""
+        """Return what keeps a group from being confirmed; nothing: it is."""
         if confirmed is None:
             return ""
         try:
@@ -694,7 +694,7 @@ class RedisWriter:
 
 
 def _portions(indices: list[int], operations: Sequence[Operation]) -> list[list[int]]:
-    """Operations of one pipeline, in portions that a call can take."""
+    """Return the operations of one pipeline, in portions that a call can take."""
     portions: list[list[int]] = [[]]
     weight = size_bytes = 0
     for index in indices:

@@ -114,7 +114,7 @@ _OWN_SIZE, _REFERENCE_SIZE, _REFERENCE_MARK_AT = tables.OWN_SIZE, tables.REFEREN
 
 
 class Content(NamedTuple):
-    """What the references to a shared message have in common."""
+    """The contents that the references to a shared message have in common."""
 
     key: bytes
     body: bytes
@@ -163,7 +163,7 @@ class EntryContents:
         self._messages: ByteCache[Content] = ByteCache(MESSAGE_CACHE)
 
     def complete(self, found: list[tuple[int, bytes]], budget: int, opened: RocksTables) -> list[Entry]:
-        """The entries of rows; those that were acknowledged between the two looks are left out.
+        """Return the entries of rows; those that were acknowledged between the two looks are left out.
 
         TooMuchError if more bytes than `budget` would have to be fetched.
         """
@@ -224,7 +224,7 @@ class EntryContents:
 
 
 class TableReader:
-    """How the ports read: in this thread, or in steps beside it."""
+    """The ports' access to the tables: in this thread, or in steps beside it."""
 
     def __init__(self, files: Files, writer: RocksWriter) -> None:
         self.files = files
@@ -244,7 +244,7 @@ class TableReader:
             self._pool.shutdown(wait=False)
 
     async def enter(self) -> RocksTables:
-        """The tables, to be given back with `files.leave_loop`; waits while they are being opened again."""
+        """Return the tables, to be given back with `files.leave_loop`; waits while they are being opened again."""
         while self.is_open:
             opened = self.files.enter_loop()
             if opened is not None:
@@ -253,7 +253,7 @@ class TableReader:
         raise StoreError("the store is closed")
 
     async def now(self, look: Callable[[RocksTables], T]) -> T:
-        """A short look, in this thread."""
+        """Read shortly, in this thread."""
         opened: RocksTables | None = await self.enter()
         try:
             return look(opened)  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ class TableReader:
             self.files.leave_loop()
 
     async def beside(self, look: Callable[[RocksTables], T]) -> T:
-        """A longer look, in another thread."""
+        """Read longer, in another thread."""
         loop = asyncio.get_running_loop()
         while self._pool is not None and self.is_open:
             try:
@@ -456,7 +456,7 @@ def _entries(
 
 
 def _info(deltas: Deltas, owner: str, opened: RocksTables) -> MailboxInfo:
-    """Size and ends, from the tables alone."""
+    """Return size and ends of a mailbox, from the tables alone."""
     head = load_head(opened, deltas, owner)
     if not head.is_there:
         return MailboxInfo(0, 0, 0, 0)
@@ -466,7 +466,7 @@ def _info(deltas: Deltas, owner: str, opened: RocksTables) -> MailboxInfo:
 
 
 def _owners(start: bytes, opened: RocksTables) -> tuple[list[str], bytes | None]:
-    """Some owners with entries from `start` on, and where to go on."""
+    """Return some owners with entries from `start` on, and where to go on."""
     owners: list[str] = []
     cursor = opened.entries.iter()
     cursor.seek(start)
@@ -618,7 +618,7 @@ class RocksStreams:
 
 
 def _kept(values: Sequence[bytes]) -> Sequence[bytes]:
-    """Values that stay as they are until they are written."""
+    """Return the values in a form that stays as it is until it is written."""
     return values if isinstance(values, Formed) else list(values)
 
 
@@ -626,7 +626,7 @@ def _kept(values: Sequence[bytes]) -> Sequence[bytes]:
 
 
 class RocksFeeds:
-    """What has changed: one feed."""
+    """The feed of changes: one."""
 
     def __init__(self, reader: TableReader) -> None:
         self._reader = reader
@@ -664,7 +664,7 @@ def _deltas(after: FeedEnd, limit: int, opened: RocksTables) -> FeedPage:
 
 
 class RocksCoordination:
-    """Who is where, and who leads; for one node."""
+    """Attachments, fences and leases, for one node."""
 
     def __init__(self, reader: TableReader, writer: RocksWriter) -> None:
         self._reader = reader
@@ -889,7 +889,7 @@ class RocksStore:
         return StoreCondition("rocksdb", writer.commits, writer.writes, writer.queued, writer.full, trouble, detail)
 
     async def backup(self, to: Path) -> None:
-        """A copy of everything that was written before, made while the store goes on; opens as a store of its own."""
+        """Make a copy of everything that was written before while the store goes on; opens as a store of its own."""
         # A copy begins with what is in memory going to the files. By itself that would hold up every other thread.
         await self._reader.beside(_flush)
         await self._writer.submit(lambda write: self._files.copy(write.opened, to), grows=False, alone=True)
@@ -903,7 +903,7 @@ class RocksStore:
             await asyncio.to_thread(shutil.rmtree, copy, ignore_errors=True)
 
     def _remove_copies(self) -> None:
-        """Copies that were made before a crash."""
+        """Remove copies that were made before a crash."""
         for copy in self.path.glob(f"{COPY}*"):
             shutil.rmtree(copy, ignore_errors=True)
 

@@ -7,9 +7,9 @@ in a folder of its own. The node does not notice; it need not even run.
 
 Rule 1: all files are held open from the time they are found, so that what the node removes stays readable.
 Rule 2: rows are taken apart by the functions that the engine itself uses.
-Rule 3: between finding a file and opening it the node may remove it. Then everything is opened anew, a few times.
+Rule 3: between finding a file and opening it the node may remove it. Then everything is opened again, a few times.
 Rule 4: a node that starts begins a new list of files, and what a secondary remembers of the old log would stand before
-        what the node has since written. So everything is opened anew then, too.
+        what the node has since written. So everything is opened again then, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from motorcade.storage.readers import MAX_ROWS, Extent, MailboxPage, StreamPage
 #: Bytes. What is read in bulk is read once.
 BLOCK_CACHE: Final = 16 * 2**20
 
-#: How often files are opened anew when the node removes them meanwhile.
+#: How often files are opened again when the node removes them meanwhile.
 OPEN_ATTEMPTS: Final = 5
 
 #: Messages that entries have in common, kept at hand while mailboxes are read.
@@ -66,7 +66,7 @@ class Secondary:
         self._release()
         self._manifest = self._read_manifest()
         families = {table: self._options() for table in READ}
-        # The folder is for the engine's log alone, which is open by then: whoever is killed leaves nothing behind.
+        # The folder is for the engine's log alone, which is open by then: a killed process leaves nothing behind.
         with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
             access = AccessType.secondary(folder)
             db = Rdict(str(self._path), self._options(), column_families=families, access_type=access)
@@ -108,7 +108,7 @@ class Secondary:
         return (self._path / "CURRENT").read_bytes()
 
     def _persist(self, step: Callable[[], None]) -> None:
-        """Rule 3: try, and if that fails open everything anew."""
+        """Try, and if that fails open everything again (rule 3)."""
         for attempt in range(OPEN_ATTEMPTS):
             try:
                 (self._open if attempt else step)()

@@ -28,13 +28,13 @@ _unpack_time = tables.EXPIRES.unpack_from
 
 
 def head(stream: str, opened: RocksTables) -> StreamHead:
-    """Size and ends of a stream; of one that never was, those of an empty one."""
+    """Return the size and ends of a stream; of one that never was, those of an empty one."""
     row = opened.streams.get(tables.name(stream))
     return StreamHead(*tables.STREAM.unpack(row)) if row is not None else StreamHead()
 
 
 def records(stream: str, after: int, limit: int, opened: RocksTables) -> list[StreamRecord]:
-    """Up to `limit` records with an offset above `after`."""
+    """Return up to `limit` records with an offset above `after`."""
     ends = head(stream, opened)
     start = max(after + 1, ends.first)
     found: list[StreamRecord] = []
@@ -50,7 +50,7 @@ def records(stream: str, after: int, limit: int, opened: RocksTables) -> list[St
 
 
 def page(stream: str, after: int, last: int, limit: int, opened: RocksTables) -> StreamPage:
-    """Up to `limit` records above `after` up to `last`; fewer if a run more would be too many, or bytes are enough."""
+    """Return up to `limit` records above `after` up to `last`; fewer if a run more is too many, or bytes are enough."""
     ends = head(stream, opened)
     start = max(after + 1, ends.first)
     offsets: list[range] = []
@@ -76,14 +76,14 @@ def page(stream: str, after: int, last: int, limit: int, opened: RocksTables) ->
 
 
 def _joined(parts: list[range], count: int) -> Sequence[int]:
-    """Offsets, mostly without a gap."""
+    """Return offsets joined, mostly without a gap."""
     if parts and parts[-1][-1] - parts[0][0] == count - 1:
         return range(parts[0][0], parts[-1][-1] + 1)
     return list(chain.from_iterable(parts))
 
 
 def _rows(stream: str, start: int, last: int, opened: RocksTables) -> Iterator[tuple[bytes, bytes]]:
-    """The rows that have these offsets."""
+    """Return the rows that have these offsets."""
     prefix = tables.name(stream) + b"\0"
     # From the first on: before it lies what was trimmed, and walking over that takes time.
     return scan_up_to(opened.rows, prefix + _pack(start), after_prefix(prefix), prefix + _pack(last))

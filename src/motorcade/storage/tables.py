@@ -24,7 +24,7 @@
 Numbers are big-endian, so that keys sort by them; times are seconds since the epoch, except in `endings`, where they
 are whole milliseconds, rounded up, so that they sort. Names have no U+0000, so 0 ends them.
 
-Rule 1: whoever changes a layout raises FORMAT and adds a step to `MIGRATIONS` in files.py.
+Rule 1: a change of a layout raises FORMAT and needs a step to `MIGRATIONS` in files.py.
 Rule 2: a head may lag behind. It is written with the first entry of an owner, whenever an entry goes, and at the latest
         when TAIL entries have come since; what lies beyond its `last` is counted when it is read. So an owner without a
         head has no entries, and a campaign to two hundred owners writes two hundred rows, not four hundred.
@@ -75,7 +75,7 @@ SHARE_FROM = 256
 #: Entries that may have come since the head was written; reading a head that is not cached looks at so many rows.
 TAIL = 32
 
-#: One less than a power of two: with 30 keys in a mailbox, one new key in nine is looked up in vain.
+#: One less than a power of two: with 30 keys in a mailbox, one new key in nine is looked up and not found.
 KEY_BITS = 255
 
 #: Bytes of UTF-8 in a name.
@@ -117,7 +117,7 @@ TOTALS_DELTA = b"m" + META_TOTALS
 
 
 class EndingKind(IntEnum):
-    """What an ending is about, and what its row holds."""
+    """The kind of an ending, and what its row holds."""
 
     ENTRIES = 1  #: key: serial(8); value: msgpack (owners, positions)
     TOKENS = 2  #: key: serial(8); value: msgpack (token, owners)
@@ -139,7 +139,7 @@ class EntryRow(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What is known of the whole store."""
+    """The counts of the whole store."""
 
     entries: int = 0
     blobs: int = 0
@@ -150,7 +150,7 @@ class Totals(NamedTuple):
 
 
 class Head(msgspec.Struct, gc=False, eq=False):
-    """What is known of a mailbox without looking at its entries.
+    """The head of a mailbox: what is known without looking at its entries.
 
     There are tens of thousands: quickly made, and left alone by the collector, since nothing in them leads back to
     them. Each is itself and equals no other.
@@ -187,7 +187,7 @@ def new_head(owner: str, prefix: bytes, floor: int) -> Head:
 
 
 def name(text: str) -> bytes:
-    """A name as bytes; ValueError if it cannot be one."""
+    """Return a name as bytes; ValueError if it cannot be one."""
     encoded = text.encode()
     if not encoded or b"\0" in encoded or len(encoded) > MAX_NAME:
         raise ValueError(f"a name is 1 to {MAX_NAME} bytes of text without U+0000, not {text[:40]!r}")
@@ -195,7 +195,7 @@ def name(text: str) -> bytes:
 
 
 def key_bit(key: bytes) -> int:
-    """A bit for a compaction key: a head without it has no entry of that key. Differs from process to process."""
+    """Return a bit for a compaction key: a head without it has no entry of that key. Differs between processes."""
     return 1 << (hash(key) & KEY_BITS)
 
 
@@ -212,7 +212,7 @@ def parse_totals(row: bytes | None) -> Totals:
 def entry_row(
     stored_at: float, expires_at: float, flags: int, key: bytes, body: bytes, payload: bytes, size: int
 ) -> bytes:
-    """`payload` is the digest if flags say so; `size` is always that of the payload itself."""
+    """Pack an entry. `payload` is the digest if flags say so; `size` is always that of the payload itself."""
     return ENTRY.pack(stored_at, expires_at, flags, 0, len(key), len(body), size) + key + body + payload
 
 
@@ -223,7 +223,7 @@ def reference_row(message: int, flags: int, size_bytes: int, expires_at: float) 
 
 
 def facts(row: bytes) -> tuple[int, int]:
-    """Flags and bytes of an entry, of its own or a reference."""
+    """Return flags and bytes of an entry, of its own or a reference."""
     if len(row) <= REFERENCE_SIZE:
         _, flags, _, size_bytes = REFERENCE.unpack_from(row)
         return flags, size_bytes
@@ -232,7 +232,7 @@ def facts(row: bytes) -> tuple[int, int]:
 
 
 def expiry(row: bytes) -> float:
-    """When an entry expires, of its own or a reference; 0: never."""
+    """Return when an entry expires, of its own or a reference; 0: never."""
     if len(row) > REFERENCE_SIZE:
         # Most never do, and comparing is cheaper than unpacking.
         return 0.0 if row[8:16] == NEVER else float(ENTRY.unpack_from(row)[1])
@@ -240,7 +240,7 @@ def expiry(row: bytes) -> float:
 
 
 def with_mark(row: bytes, mark: int) -> bytes:
-    """An entry with another mark; marked, it never expires."""
+    """Return an entry with another mark; marked, it never expires."""
     if len(row) > REFERENCE_SIZE:
         expires = NEVER if mark else row[8:16]
         return row[:8] + expires + row[16:MARK_AT] + bytes((mark,)) + row[MARK_AT + 1 :]
@@ -249,7 +249,7 @@ def with_mark(row: bytes, mark: int) -> bytes:
 
 
 def own_row(reference: bytes, shared: bytes) -> bytes:
-    """The row that an entry would have of its own, if it had not a message in common with others."""
+    """Return the row that an entry would have if it shared no message with others."""
     return (
         shared[:8]
         + EXPIRES.pack(expiry(reference))
@@ -276,7 +276,7 @@ def parse_entry(row: bytes) -> EntryRow:
 
 
 def ending(when: float, kind: EndingKind, what: bytes) -> bytes:
-    """The key of an ending; a time beyond all times is one that never comes."""
+    """Return the key of an ending; a time beyond all times is one that never comes."""
     return NUMBER.pack(milliseconds(when)) + bytes((kind,)) + what
 
 
@@ -285,5 +285,5 @@ def milliseconds(when: float) -> int:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The end of a range of keys that begin with a name and 0."""
+    """Return the end of a range of keys that begin with a name and 0."""
     return prefix[:-1] + b"\1"

@@ -16,7 +16,7 @@ Rule 2: payloads of up to INLINE bytes stand in their entries, larger ones are b
 Rule 3: a mailbox or stream of more than one frame comes in parts, one after the other, each with the same head.
 Rule 4: nothing is imported before the file was read to its end and its digest was found right; and only into a store
         that is empty, since positions and offsets of two stores cannot be merged.
-Rule 5: whoever changes a class here raises VERSION, and keeps reading files of the versions before.
+Rule 5: a change of a class here raises VERSION; files of the versions before are still read.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ExportedLease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
 
 
 class ExportedFloor(msgspec.Struct, frozen=True, array_like=True, tag="floor"):
-    """What was given so far, and to what is gone: fencing tokens, and positions in mailboxes; none is above it."""
+    """The numbers given so far, and to what is gone: fencing tokens, and positions in mailboxes; none is above it."""
 
     token: int
     position: int = 0
@@ -156,7 +156,7 @@ class ExportSource(Protocol):
     def engine(self) -> str: ...
 
     def contents(self, now: float) -> AsyncIterator[Content]:
-        """What has not expired, in the order that a file has it."""
+        """Yield what has not expired, in the order that a file has it."""
 
 
 class ImportTarget(Protocol):
@@ -166,14 +166,14 @@ class ImportTarget(Protocol):
         """Take one frame. May wait for others before it writes."""
 
     async def finish(self) -> None:
-        """All is there: make it last. What was loaded counts only now."""
+        """Make what was loaded last: all is there, and it counts only now."""
 
 
 # -- writing and reading files
 
 
 class TransferCounts:
-    """How much of what; mailboxes and streams in parts count once."""
+    """The counts by kind; mailboxes and streams in parts count once."""
 
     def __init__(self) -> None:
         self.found = dict.fromkeys(
@@ -208,7 +208,7 @@ Progress = Callable[[dict[str, int]], None]
 
 
 def _no_progress(counts: dict[str, int]) -> None:
-    """Nobody watches."""
+    """Show no progress."""
 
 
 async def export(source: ExportSource, out: BinaryIO, now: float, progress: Progress = _no_progress) -> dict[str, int]:
@@ -235,7 +235,7 @@ async def export(source: ExportSource, out: BinaryIO, now: float, progress: Prog
 
 
 def frames(file: BinaryIO) -> Iterator[Frame]:
-    """All frames of a file, the header and the end among them; `TransferError` where it is damaged or cut off."""
+    """Yield all frames of a file, the header and the end among them; `TransferError` where it is damaged or cut off."""
     plain = _plain(file)
     digest = hashlib.sha256()
     first = True
@@ -293,7 +293,7 @@ def _foreign() -> TransferError:
 
 
 def _plain(file: BinaryIO) -> BinaryIO:
-    """The file without its compression, whatever its name says."""
+    """Return the file without its compression, whatever its name says."""
     start = file.read(2)
     file.seek(-len(start), 1)
     return cast("BinaryIO", gzip.GzipFile(fileobj=file, mode="rb")) if start == GZIP else file
@@ -340,7 +340,7 @@ async def load(target: ImportTarget, file: BinaryIO, progress: Progress = _no_pr
 
 
 async def is_empty(source: ExportSource, now: float) -> bool:
-    """Whether there is nothing in a store that an import could meet."""
+    """Return True if there is nothing in a store that an import could meet."""
     async for content in source.contents(now):
         if not isinstance(content, ExportedFloor | ExportedLease):
             return False

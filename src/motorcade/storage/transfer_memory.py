@@ -1,4 +1,4 @@
-"""The engine that forgets, written down and filled. It serves tests, and whoever runs without a disk."""
+"""The engine that forgets, written down and filled. It serves tests, and nodes without a disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from motorcade.storage.transfer import (
 
 
 class MemorySource:
-    """What is in an open store."""
+    """The contents of an open store."""
 
     engine = "memory"
 
@@ -133,5 +133,5 @@ class MemoryTarget:
             stream.size_bytes += len(value)
 
     async def finish(self) -> None:
-        """Blobs that nothing refers to go with the next sweep."""
+        """Finish; blobs that nothing refers to go with the next sweep."""
         self._blobs.clear()

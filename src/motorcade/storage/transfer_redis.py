@@ -61,7 +61,7 @@ class Keys:
         self._base = f"{core.cells.prefix}:{{".encode()
 
     async def pages(self, kinds: Sequence[bytes] = ()) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
-        """Pages of (cell, kind, name), of the kinds asked for."""
+        """Yield pages of (cell, kind, name), of the kinds asked for."""
         seen: set[bytes] = set()
         for address in self._core.servers.topology.all_masters():
             cursor = b"0"
@@ -86,7 +86,7 @@ class Keys:
         return following, keys
 
     def _place(self, key: bytes) -> tuple[int, bytes, bytes] | None:
-        """Cell, kind and name; `e:`, `R:` and so on, or a kind that has no names."""
+        """Return cell, kind and name; `e:`, `R:` and so on, or a kind that has no names."""
         cell, found, rest = key[len(self._base) :].partition(b"}:")
         if not found or not cell.isdigit():
             return None
@@ -95,7 +95,7 @@ class Keys:
 
 
 class RedisSource:
-    """What is in an open store."""
+    """The contents of an open store."""
 
     def __init__(self, store: RedisStore) -> None:
         self._core = store.core
@@ -122,7 +122,7 @@ class RedisSource:
         yield ExportedFloor(highest, floor)
 
     async def _some(self, places: list[tuple[int, bytes, bytes]], now: float) -> AsyncIterator[Content]:
-        """What some keys hold; the short ones are read side by side."""
+        """Yield what some keys hold; the short ones are read side by side."""
         owners = [(cell, name.decode()) for cell, kind, name in places if kind == b"e:"]
         beginnings = await asyncio.gather(*(self._beginning(cell, owner, now) for cell, owner in owners))
         for (cell, owner), (state, rows) in zip(owners, beginnings, strict=True):
@@ -147,7 +147,7 @@ class RedisSource:
                         yield lease
 
     async def _beginning(self, cell: int, owner: str, now: float) -> tuple[bytes | None, list[bytes]]:
-        """The state of a mailbox (None: format 2 only knows where it is attached), and its first part."""
+        """Return the state of a mailbox (None: format 2 only knows where it is attached), and its first part."""
         state = await self._core.ask(cell, "HGET", "e:", owner, "s")
         return state, await self._core.evaluate(cell, READ, "eg", owner, 0, PART_ROWS, now)
 
@@ -170,7 +170,7 @@ class RedisSource:
     async def _items(
         self, cell: int, owner: str, rows: list[bytes], now: float
     ) -> tuple[list[ExportedEntry], list[ExportedBlob]]:
-        """A part of a mailbox, and the blobs that have to stand before it."""
+        """Return a part of a mailbox, and the blobs that have to stand before it."""
         entries = [(int(rows[at]), rows[at + 1], int(rows[at + 2] or 0)) for at in range(0, len(rows), 3)]
         wanted = {unpack_entry(value).digest for _, value, _ in entries} - {b""} - self._written
         found = dict(zip(wanted, await asyncio.gather(*(self._blob(digest, now) for digest in wanted)), strict=True))
@@ -246,7 +246,7 @@ class RedisSource:
 
 
 async def summary(store: RedisStore) -> tuple[int, dict[str, int], dict[str, int]]:
-    """Mailboxes with entries; records by collection; records by stream."""
+    """Count mailboxes with entries; records by collection; records by stream."""
     core = store.core
     records: Counter[str] = Counter()
     streams: dict[str, int] = {}
@@ -261,7 +261,7 @@ async def summary(store: RedisStore) -> tuple[int, dict[str, int], dict[str, int
 
 
 class RedisTarget:
-    """An open store without contents, which nobody else writes."""
+    """An open store without contents, without another writer."""
 
     def __init__(self, store: RedisStore, now: float) -> None:
         self._core = store.core
@@ -331,7 +331,7 @@ class RedisTarget:
         self._weight += operation.weight
 
     async def _write(self) -> None:
-        """Blobs first: entries that refer to them must find them."""
+        """Write blobs first: entries that refer to them must find them."""
         blobs, held, others = self._blobs, self._held, self._others
         self._blobs, self._held, self._others, self._weight = [], [], [], 0
         if blobs:

@@ -1,6 +1,6 @@
 """The embedded engine, written down and filled; both work on a directory that no node has open.
 
-`tables.py` lists the rows. They are read and written here as they are, without a writer: nobody else is there, and a
+`tables.py` lists the rows. They are read and written here as they are, without a writer: nothing else is there, and a
 store is filled several times faster that way. A store that is being filled has another name until it is complete.
 """
 
@@ -42,7 +42,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RocksSource:
-    """What is in a directory."""
+    """The contents of a directory."""
 
     engine = "rocksdb"
 
@@ -120,7 +120,7 @@ def _blob(opened: RocksTables, digest: bytes) -> bytes:
 
 
 def _own(opened: RocksTables, row: bytes) -> bytes:
-    """The row of an entry, with what it has in common with others."""
+    """Return the row of an entry, with the message that it shares with others."""
     if len(row) > tables.REFERENCE_SIZE:
         return row
     shared: bytes | None = opened.shared.get(row[:8])
@@ -186,7 +186,7 @@ class RocksTarget:
     """A new directory, which takes its place when it is complete."""
 
     def __init__(self, path: Path) -> None:
-        """`path` does not exist, or is an empty directory, or an empty store that nobody has open."""
+        """Take `path`, which does not exist, or is an empty directory, or an empty store that no process has open."""
         self._path = path
         self._made = path.with_name(f"{path.name}.importing")
         shutil.rmtree(self._made, ignore_errors=True)  # of an import that a crash has ended
@@ -341,7 +341,7 @@ class RocksTarget:
 
 
 class _LoadedHead:
-    """What will be known of a mailbox."""
+    """The head of a mailbox that is being loaded."""
 
     def __init__(self, owner: str, last: int, generation: int) -> None:
         self.owner = owner
@@ -362,7 +362,7 @@ class _LoadedHead:
 
 
 class _StreamHead:
-    """What will be known of a stream."""
+    """The head of a stream that is being loaded."""
 
     def __init__(self, name: str, last: int, time: float) -> None:
         self.name = name

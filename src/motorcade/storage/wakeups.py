@@ -1,6 +1,6 @@
 """Wake-ups inside one process, for the engines whose nodes are alone with their store.
 
-A wake-up goes to everybody who listens for the node just then, and to nobody later: it only says that there is
+A wake-up goes to all that listen for the node just then, and to none later: it only says that there is
 something in the store to look at (`ports.Coordination.notify`).
 
 Beside them the watchers of streams, for all engines (`ports.Streams.watch`).
@@ -24,7 +24,7 @@ log = structlog.stdlib.get_logger("motorcade.storage")
 
 
 class WakeUps:
-    """Who listens for which node."""
+    """The listeners of each node."""
 
     def __init__(self) -> None:
         self.lost = 0  #: that a slow listener did not get
@@ -39,7 +39,7 @@ class WakeUps:
 
     @contextmanager
     def listener(self, node: str) -> Iterator[asyncio.Queue[bytes]]:
-        """What comes for a node from now on."""
+        """Hold a queue of what comes for a node from now on."""
         waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAKE_UPS)
         listeners = self._listeners.setdefault(node, [])
         listeners.append(waiting)

@@ -6,7 +6,7 @@
     commit ◀─────────────────────────────────────────────────────────────────────────────────────────────────┘
 
 Rule 1: nothing is answered before the sync of its group, unless it asked for no sync and nothing in the group did.
-Rule 2: first in, first out. What finds the queue full stands in line; nobody passes. What is submitted in one turn of
+Rule 2: first in, first out. What finds the queue full stands in line; none passes. What is submitted in one turn of
         the event loop is handed over at its end, in one piece: waking the thread for each call would make it take them
         one by one, and the two would fight for the interpreter.
 Rule 3: writes go to RocksDB unsynced and one `flush_wal(True)` follows: the binding keeps the interpreter's lock during
@@ -214,7 +214,7 @@ class RocksWriter:
         return self.trouble is not None or self._low is not None
 
     def condition(self) -> tuple[str, str]:
-        """Why not everything can be written, in few words and in the operator's; both empty: it can."""
+        """Return why not everything can be written, in few words and in the operator's; both empty: it can."""
         if self.fenced:
             return "is fenced", FENCED
         if self.trouble is not None:
@@ -239,7 +239,7 @@ class RocksWriter:
         self._thread = None
 
     def _answer(self, calls: list[WriterCall], grown: dict[str, int], tried: int) -> None:
-        """In the event loop: answer calls, and let in what stands in line for those that were tried."""
+        """Answer calls, in the event loop, and let in what stands in line for those that were tried."""
         for stream, last in grown.items():
             self.watchers.tell(stream, last)
         self.queued -= len(calls)
@@ -294,7 +294,7 @@ class RocksWriter:
             self._event_loop.call_soon_threadsafe(self._answer, calls, grown, tried)
 
     def _guard(self, step: Callable[[], None], calls: list[WriterCall]) -> None:
-        """A fault must not end the thread: every caller would wait for ever. The files are opened again after it."""
+        """Keep the thread alive after a fault: callers would wait for ever. The files are opened again after it."""
         try:
             step()
         except Exception as error:
@@ -306,7 +306,7 @@ class RocksWriter:
                     self._allowed(call)
 
     def _group(self, first: list[WriterCall] | None) -> tuple[list[WriterCall], bool]:
-        """Everything that waits, up to about a bound, and whether to end after it."""
+        """Return everything that waits, up to about a bound, and whether to end after it."""
         group: list[WriterCall] = []
         calls = first
         while calls is not None:
@@ -344,7 +344,7 @@ class RocksWriter:
         self.commits += 1
 
     def _allowed(self, call: WriterCall) -> bool:
-        """Whether it may be tried; if not, it knows why."""
+        """Return True if the writer may try; if not, it knows why."""
         if self.fenced:
             call.error = StoreFencedError(FENCED)
             return False
@@ -355,7 +355,7 @@ class RocksWriter:
         return False
 
     def _write(self, part: list[WriterCall]) -> None:
-        """One transaction for all; if one of them is impossible, one for each."""
+        """Write one transaction for all; if one call is impossible, one transaction for each."""
         opened = self._tables
         if self.trouble is not None or self.fenced or opened is None:
             for call in part:
@@ -394,7 +394,7 @@ class RocksWriter:
         self.swept += transaction.swept
 
     def _impossible(self, part: list[WriterCall], error: Exception, opened: RocksTables) -> None:
-        """Nothing was written; the others must not suffer for the one."""
+        """Refuse the impossible call alone: nothing was written, and the others must not suffer for it."""
         try:
             self.state.forget(opened)
         except Exception as worse:  # noqa: BLE001 - the binding knows no other
@@ -444,7 +444,7 @@ class RocksWriter:
                 self._doubtful.append(unsettled)
 
     def _give_up(self, why: str) -> None:
-        """Answer what is in doubt: nobody knows."""
+        """Answer what is in doubt: the outcome is unknown."""
         doubtful, self._doubtful = self._doubtful, []
         for unsettled in doubtful:
             for call in unsettled.calls:
@@ -505,7 +505,7 @@ class RocksWriter:
 
 
 def _applied(opened: RocksTables) -> int:
-    """The number of the last transaction that the files have."""
+    """Return the number of the last transaction that the files have."""
     return _number(opened.meta.get(META_APPLIED))
 
 

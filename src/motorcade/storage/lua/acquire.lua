@@ -1,9 +1,9 @@
--- acquire: take a lease that nobody holds, or that has run out.
+-- acquire: take a lease that has no holder, or that has run out.
 --
 --   2 cell   3 name   4 holder   5 ttl in ms
 --
 --   keys    l:name f:name f
---   answer  fencing token, or 0 if somebody holds it
+--   answer  fencing token, or 0 if it is held
 --
 -- Leases go by the server's clock, which all nodes share: the key goes when the lease ends.
 

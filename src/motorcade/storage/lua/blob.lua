@@ -6,7 +6,7 @@
 --   answer  1 if it is new, else 0
 --
 -- A blob and the entries that refer to it are in different cells and cannot be changed together. So an append takes a
--- hold on the blob, writes the entries, and lets go (unhold.lua); a sweep removes only what nobody holds (condemn.lua).
+-- hold on the blob, writes the entries, and lets go (unhold.lua); a sweep removes only what is not held (condemn.lua).
 -- The server's own expiry is the safety net for blobs all of whose entries expire; it only ever grows.
 
 operations.blob = function(op)

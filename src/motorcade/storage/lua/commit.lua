@@ -12,7 +12,7 @@
 -- (fence.lua), is fenced: nothing of its calls is carried out, however late they come.
 --
 -- A writer numbers its calls per cell and sends the next one only when it has the answer to the last. A call whose answer
--- was lost is sent again with the same number, to whoever is master by then, and is answered from what is stored here:
+-- was lost is sent again with the same number, to the master of that time, and is answered from what is stored here:
 -- this is what makes every operation safe to repeat. A call that comes after a later one was held up somewhere, its
 -- sender has given up on it, and it must not be carried out any more.
 

@@ -1,4 +1,4 @@
--- discard: remove blobs that this sweep condemned and that nobody has wanted since.
+-- discard: remove blobs that this sweep condemned and that were not wanted since.
 --
 --   2 cell   3 sweep   4 digests
 --

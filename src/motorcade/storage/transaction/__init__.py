@@ -1,4 +1,4 @@
-"""What the writer does to the tables: reads, changes, and one write batch that holds all of it or nothing.
+"""The writer's work on the tables: reads, changes, and one write batch that holds all of it or nothing.
 
     state         what the writer keeps between transactions: caches, totals, who is attached
     batch         the write batch of a transaction, with an overlay of the rows that it changes

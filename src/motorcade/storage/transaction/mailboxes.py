@@ -37,7 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class MailboxChanges:
-    """What a transaction does to mailboxes."""
+    """The changes of a transaction to mailboxes."""
 
     def __init__(self, batch: OverlaidBatch, payloads: SharedPayloads) -> None:
         self._batch = batch
@@ -160,7 +160,7 @@ class MailboxChanges:
         return before - head.count
 
     def _rows_between(self, first: bytes, last: bytes, wanted: int) -> dict[bytes, bytes]:
-        """Stored entries by their keys, if about as many as wanted lie there; what is missing is to be asked for."""
+        """Return stored entries by their keys, if about as many as wanted lie there; missing ones must be asked for."""
         if wanted < WORTH_A_SCAN or int.from_bytes(last[-8:]) - int.from_bytes(first[-8:]) >= 2 * wanted:
             return {}
         options = ReadOptions()
@@ -227,7 +227,7 @@ class MailboxChanges:
         return head.generation
 
     def _tokens_of(self, head: Head) -> Iterator[bytes]:
-        """Keys of all tokens as this transaction sees them; they may be removed meanwhile."""
+        """Yield the keys of all tokens as this transaction sees them; they may be removed meanwhile."""
         overlay = self._batch.overlay["tokens"]
         yield from [key for key, row in overlay.items() if row is not None and key.startswith(head.prefix)]
         for key, _ in scan(self._tables.tokens, head.prefix, after_prefix(head.prefix)):
@@ -235,11 +235,11 @@ class MailboxChanges:
                 yield key
 
     def last(self, owner: str) -> int:
-        """The position given last."""
+        """Return the position given last."""
         return self._used(owner).last
 
     def info(self, owner: str) -> MailboxInfo:
-        """Size and ends."""
+        """Return size and ends of a mailbox."""
         head = self._used(owner)
         if not head.is_there:
             return MailboxInfo(0, 0, 0, 0)
@@ -288,7 +288,7 @@ class MailboxChanges:
         return freed
 
     def _entries_of(self, head: Head) -> Iterator[tuple[int, bytes]]:
-        """All entries as this transaction sees them, oldest first; they may be removed meanwhile."""
+        """Yield all entries as this transaction sees them, oldest first; they may be removed meanwhile."""
         prefix, rows = head.prefix, self._rows
         if head.first <= head.base:
             for key, row in scan(self._tables.entries, prefix + _pack(head.first), after_prefix(prefix)):
@@ -301,7 +301,7 @@ class MailboxChanges:
                 yield position, added
 
     def _used(self, owner: str) -> Head:
-        """A head whose entries may be looked at."""
+        """Return a head whose entries may be looked at."""
         if self._bulk:
             self._settle()
         head = self._state.heads.young.get(owner) or self._head(owner)
@@ -399,7 +399,7 @@ class MailboxChanges:
         return attached[home][0] if (home := home_of_owner(owner)) in attached else ""
 
     def _append_plain(self, owner: str, draft: Draft, now: float, bound: Bound) -> Appended | None:
-        """The shortest way, for what most messages are: a small one, for one owner with room; None: take another."""
+        """Append on the shortest path, for most messages: a small one, one owner with room; None: take another."""
         body, payload, compaction = draft.body, draft.payload, draft.key
         if draft.token or draft.expires_at or len(payload) > tables.INLINE_PAYLOAD:
             return None
@@ -442,7 +442,7 @@ class MailboxChanges:
     def _append_all(
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int, spared: Sequence[int]
     ) -> list[Appended]:
-        """The short way, when nothing is repeated: a campaign, sleeping sessions, the messages of one turn."""
+        """Append on the short path, where nothing is repeated: a campaign, sleeping sessions, one turn's messages."""
         row = self._payloads.row(draft, now, len(owners))
         newest = row if len(row) <= _REFERENCE_SIZE else b""
         droppable = 1 if draft.droppable else 0
@@ -455,7 +455,7 @@ class MailboxChanges:
         answer = answers.append
         if compaction in self._bulk_keys:
             self._settle()
-        # What is appended here enters the overlay only if somebody looks: mostly nobody does.
+        # What is appended here enters the overlay only when it is looked at, which is rare.
         self._bulk.append((answers, row, compaction))
         if compaction:
             self._bulk_keys.add(compaction)
@@ -506,7 +506,7 @@ class MailboxChanges:
     def _append_simply(
         self, owners: Sequence[str], row: bytes, size: int, bound: tuple[int, int] | None, answers: list[Appended]
     ) -> None:
-        """The inside of `_append_all` without its cases, up to the first owner who has no room."""
+        """Append as `_append_all` does, without its cases, up to the first owner who has no room."""
         put, entries, dirty, pack, answer = self._put, self._entries, self._heads, _pack, answers.append
         most, most_bytes = bound or (_ANY, _ANY)
         newest = row if len(row) <= _REFERENCE_SIZE else b""
@@ -531,7 +531,7 @@ class MailboxChanges:
         bound: tuple[int, int] | None,
         answers: list[Appended],
     ) -> None:
-        """The same with a compaction key, up to the first owner who has no room or an entry of that key."""
+        """Append with a compaction key likewise, up to the first owner who has no room or an entry of that key."""
         put, entries, keys, dirty = self._put, self._entries, self._handles["keys"], self._heads
         attached, answer = self._state.attached, answers.append
         most, most_bytes = bound or (_ANY, _ANY)
@@ -565,14 +565,14 @@ class MailboxChanges:
                 answer(Appended(owner, position))
 
     def _heads_of(self, owners: Sequence[str]) -> list[Head]:
-        """The heads of many owners."""
+        """Return the heads of many owners."""
         heads = list(map(self._state.heads.young.get, owners))
         if None in heads:
             return [head or self._head(owner) for owner, head in zip(owners, heads, strict=True)]
         return heads  # type: ignore[return-value]
 
     def _place_of(self, head: Head, where: bytes, bit: int) -> bytes | None:
-        """The position of the entry with a compaction key, as it is stored; `where` is the key of that row."""
+        """Return the position of the entry with a compaction key, as it is stored; `where` is the key of that row."""
         if not (head.count and head.keyed & bit):
             return None
         known = self._keys
@@ -581,7 +581,7 @@ class MailboxChanges:
     def _append_full(
         self, owner: str, draft: Draft, row: bytes, size: int, bound: Bound, node: str, spared: int
     ) -> Appended:
-        """To a mailbox where something must go, unless it is replaced."""
+        """Append to a mailbox where something must go, unless it is replaced."""
         head = self._used(owner)
         if bound.refuse and not self._fits(head, draft.key, size, bound):
             self._payloads.unclaim(row)
@@ -603,7 +603,7 @@ class MailboxChanges:
     def _append_each(
         self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, size: int, spared: Sequence[int]
     ) -> list[Appended]:
-        """The long way: what has a token, or can never fit."""
+        """Append on the long path: drafts with a token, or that can never fit."""
         row = b""
         fresh: list[str] = []  # owners for which the token was not known
         answers: list[Appended] = []
@@ -635,7 +635,7 @@ class MailboxChanges:
         return answers
 
     def _known(self, head: Head, token: bytes, now: float) -> int | None:
-        """The position of the first append with this token."""
+        """Return the position of the first append with this token."""
         row = self._batch.get("tokens", head.prefix + token)
         if row is None:
             return None
@@ -655,7 +655,7 @@ class MailboxChanges:
     def _add(
         self, head: Head, draft: Draft, row: bytes, size: int, bound: Bound, spared: int
     ) -> tuple[int, tuple[int, ...]]:
-        """The position (0: pushed out itself), and what was pushed out."""
+        """Add an entry; return its position (0: pushed out itself), and the positions that it pushed out."""
         head.last = position = head.last + 1
         head.newest = b""
         if draft.key:
@@ -741,7 +741,7 @@ class MailboxChanges:
 
 
 def _row_known(head: Head, position: int, seen: list[tuple[int, bytes]] | None) -> bytes | None:
-    """The row of an entry, if it is certain that it exists, and it is the newest or a reader has seen it.
+    """Return the row of an entry, if it certainly exists and is the newest or a reader has seen it.
 
     Whether a reader is ahead or behind does not matter: a position is given once, and its row never changes but for the
     mark. Without gaps, every position between the ends exists.
@@ -759,7 +759,7 @@ def _row_known(head: Head, position: int, seen: list[tuple[int, bytes]] | None) 
 
 
 def load_head(opened: RocksTables, deltas: Deltas, owner: str, floor: int = 0) -> Head:
-    """A head as it was noted, with the entries that came since; a new one above the floor if there is none."""
+    """Return a head as it was noted, with the entries that came since; if there is none, a new one above the floor."""
     where = tables.name(owner)
     row = deltas.get_from(opened.heads, b"h" + where)
     if row is None:

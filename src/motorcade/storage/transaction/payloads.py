@@ -1,4 +1,4 @@
-"""What several entries have in common, with its holders: a message, or a large payload (a blob).
+"""The contents that several entries share, with their holders: a message, or a large payload (a blob).
 
 Rule 4 of the package: `row` claims for as many entries as it is told; `unclaim` gives one claim back.
 """
@@ -36,7 +36,7 @@ class SharedPayloads:
             deltas[b"n" + _pack(number)] = _pack(message.holders)
 
     def row(self, draft: Draft, now: float, entries: int) -> bytes:
-        """The row that is the same for all owners: of its own, or a reference (rule 4)."""
+        """Return the row that is the same for all owners: complete, or a reference (rule 4)."""
         body, payload, key = draft.body, draft.payload, draft.key
         flags = tables.DROPPABLE if draft.droppable else 0
         size = len(payload)
@@ -67,14 +67,14 @@ class SharedPayloads:
         return tables.reference_row(message.number, flags | (tables.KEYED if key else 0), size_bytes, draft.expires_at)
 
     def unclaim(self, row: bytes) -> int:
-        """An entry lets go of what it shares with others; bytes given back."""
+        """Release what an entry shares with others; return how many bytes that frees."""
         if len(row) <= tables.REFERENCE_SIZE:
             return self.let_go(self.message(_unpack_reference(row)[0]))
         _, _, flags, _, _, body, payload = _unpack_entry(row)
         return int(body) + (self.release(row[-32:]) if flags & tables.BLOB else int(payload))
 
     def let_go(self, message: SharedMessage) -> int:
-        """One reference less; bytes given back."""
+        """Release one reference; return how many bytes that frees."""
         message.holders -= 1
         if message.holders:
             self.messages[message.number] = message
@@ -87,7 +87,7 @@ class SharedPayloads:
         return message.size_bytes + (self.release(message.digest) if message.digest else 0)
 
     def message(self, number: int) -> SharedMessage:
-        """A shared message that an entry refers to."""
+        """Return a shared message that an entry refers to."""
         message = self._state.messages.get(number)
         if message is None:
             where = _pack(number)
@@ -118,7 +118,7 @@ class SharedPayloads:
         return digest
 
     def _blob_of(self, digest: bytes, data: bytes) -> BlobInfo:
-        """The counter of a blob that is stored now, if it was not before."""
+        """Return the counter of a blob that is stored now, if it was not before."""
         info = self._info(digest)
         if info is None:
             info = BlobInfo(0, 0.0, len(data))
@@ -130,7 +130,7 @@ class SharedPayloads:
         return info
 
     def _held(self, digest: bytes) -> BlobInfo:
-        """The counter of a blob that an entry refers to; about to change."""
+        """Return the counter of a blob that an entry refers to, for a change."""
         info = self._info(digest)
         if info is None:
             raise StoreDamagedError(f"blob {digest.hex()} is missing though entries refer to it; bring back a backup")
@@ -148,7 +148,7 @@ class SharedPayloads:
         return info if info.size >= 0 else None
 
     def release(self, digest: bytes) -> int:
-        """An entry lets go; bytes given back."""
+        """Release an entry's hold; return how many bytes that frees."""
         info = self._held(digest)
         info.holders -= 1
         if info.holders > 0:
@@ -166,7 +166,7 @@ class SharedPayloads:
         self._batch.delete(digest, self._batch.handles["blobs"])
         self._batch.deltas[b"b" + digest] = None
         self.blobs.pop(digest, None)
-        info.size = -1  # dead, for whoever finds it in the cache
+        info.size = -1  # dead, for a reader that finds it in the cache
         return size
 
     def ended(self, digest: bytes, now: float) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the writer keeps between transactions: bounded caches, totals, and who is attached."""
+"""The writer's state between transactions: bounded caches, totals, and the attached nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Recent(Generic[K, V]):
         return found
 
     def peek(self, key: K) -> V | None:
-        """For other threads: find, and change nothing."""
+        """Find a value for another thread, and change nothing."""
         return self.young.get(key) or self.old.get(key)
 
     def put(self, key: K, value: V) -> None:
@@ -75,7 +75,7 @@ class Recent(Generic[K, V]):
 
 
 class BlobInfo:
-    """How long a blob is needed."""
+    """The holders of a blob, and how long it is kept."""
 
     __slots__ = ("holders", "keep_until", "size")
 
@@ -86,7 +86,7 @@ class BlobInfo:
 
 
 class SharedMessage:
-    """What is known of a shared message without its body."""
+    """The known part of a shared message: all but its body."""
 
     __slots__ = ("digest", "holders", "key", "number", "size_bytes")
 
@@ -112,7 +112,7 @@ class StreamHead:
 
 
 class WriterState:
-    """What the writer keeps between transactions."""
+    """The writer's state between transactions."""
 
     def __init__(self, max_heads: int = MAX_HEADS) -> None:
         self.heads: Recent[str, Head] = Recent(max_heads)
@@ -146,7 +146,7 @@ class WriterState:
         self.forget(opened)
 
     def forget(self, opened: RocksTables) -> None:
-        """Nothing in the caches is certain; the deltas and the tables are."""
+        """Empty the caches, in which nothing is certain; the deltas and the tables are."""
         self.heads.clear()
         self.blobs.clear()
         self.messages.clear()
@@ -159,7 +159,7 @@ class WriterState:
         return tables.TOTALS.pack(self.entries, self.blob_count, self.blob_bytes, self.records, self.shared, self.floor)
 
     def keep_in_mind(self, rows: dict[bytes, bytes | None], size_bytes: int) -> None:
-        """Rows that have just been written, in a transaction of so many bytes."""
+        """Keep rows that have just been written, in a transaction of so many bytes."""
         self.known.update(rows)
         self._known_bytes += size_bytes
         if self._known_bytes > MAX_KNOWN:
@@ -178,7 +178,7 @@ class WriterState:
         return self._transactions
 
     def serial(self) -> int:
-        """A number that was never given before, in any life of this store."""
+        """Return a number that was never given before, in any run of this store."""
         self._serial += 1
         return self._serial
 

@@ -148,7 +148,7 @@ class Transaction:
         return Swept(removed, freed, cursor)
 
     def _records_of(self, prefix: bytes, first: int) -> Iterator[tuple[int, float, int, bytes]]:
-        """Offset, time and bytes of the records of a stream, oldest first; the last one of a row has the row's key."""
+        """Yield offset, time and bytes of a stream's records, oldest first; the last one of a row has the row's key."""
         for key, row in scan(self.opened.rows, prefix + _pack(first), after_prefix(prefix)):
             last = tables.NUMBER.unpack(key[-8:])[0]
             time, _ = packed_rows.extent(row)
@@ -261,7 +261,7 @@ class Transaction:
     # -- endings
 
     def sweep(self, now: float, budget: int) -> Swept:
-        """One bounded step: at most `budget` entries, tokens, records and blobs are looked at."""
+        """Take one bounded step: at most `budget` entries, tokens, records and blobs are looked at."""
         end = _pack(tables.milliseconds(now) + 1)
         removed, freed, left = 0, 0, budget
         expired: list[tuple[str, int]] = []
@@ -283,7 +283,7 @@ class Transaction:
     def _ended(
         self, key: bytes, row: bytes, now: float, budget: int, expired: list[tuple[str, int]]
     ) -> tuple[int, int, int]:
-        """What one ending removed, gave back, and how much it looked at; entries are noted in `expired`."""
+        """Return what one ending removed, freed, and how much it looked at; entries are noted in `expired`."""
         kind, what = key[8], key[9:]
         if kind == EndingKind.ENTRIES:
             return self.mailboxes.ended_entries(key, *_decode_entries(row), now, budget, expired)
