@@ -244,7 +244,7 @@ class Client(asyncio.Protocol):
         self._abort()
 
     async def wait_closed(self) -> ReasonCode | None:
-        """Until the connection has ended. What the broker gave as reason, if it did."""
+        """Wait until the connection has ended; return the broker's reason, if it gave one."""
         await asyncio.shield(self._closed)
         return self._error.reason if isinstance(self._error, ConnectionLostError) else None
 
@@ -326,7 +326,7 @@ class Client(asyncio.Protocol):
     async def ask_for(
         self, *subscriptions: Subscription | tuple[str, int] | str, properties: Properties = NONE
     ) -> Suback:
-        """As `subscribe`, but the whole answer: it may have a reason string."""
+        """Subscribe as `subscribe` does, but return the whole answer: it may have a reason string."""
         wanted = tuple(map(_subscription, subscriptions))
         answer = await self._ask(lambda packet_id: Subscribe(packet_id, wanted, properties))
         return cast("Suback", answer)
@@ -634,7 +634,7 @@ class Client(asyncio.Protocol):
         self._write(encode(Auth(ReasonCode.CONTINUE_AUTHENTICATION, reply), self.version))
 
     def _tick(self) -> None:
-        """Once per keep-alive, or when the last packet gets that old: one timer, however much is sent."""
+        """Run once per keep-alive, or when the last packet gets that old: one timer, however much is sent."""
         now = self._loop.time()
         if self._ping_sent is not None and self._reading and now >= self._ping_sent + self._keep_alive - _TICK:
             self._lose(ConnectionLostError(f"the broker did not answer PINGREQ within {self._keep_alive:g} s"))
@@ -680,7 +680,7 @@ class _WebSocket:
         return self._drain()
 
     def receive(self, data: bytes) -> tuple[bytes, bytes]:
-        """(MQTT bytes, bytes to send back)."""
+        """Return (MQTT bytes, bytes to send back)."""
         self._protocol.receive_data(data)
         payload = b""
         for event in self._protocol.events_received():

@@ -43,7 +43,7 @@ OTHER_TROUBLES = "other reasons"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """Which vehicles, where to, and how fast."""
+    """The options of a fleet: its vehicles, its broker and its pace."""
 
     host: str = "127.0.0.1"
     port: int = 1883
@@ -253,7 +253,7 @@ class Fleet:
         what: str,
         timeout: float | None = 30.0,  # noqa: ASYNC109 - a deadline belongs to each condition
     ) -> None:
-        """Until the condition holds; it is looked at when a vehicle has moved. `FleetError` names `what` did not."""
+        """Wait until the condition holds; it is checked when a vehicle has moved. `FleetError` names `what` did not."""
         if condition():
             return
         waiter: asyncio.Future[None] = self.loop.create_future()

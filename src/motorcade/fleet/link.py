@@ -30,13 +30,13 @@ class LinkOwner(Protocol):
         """Handle the open connection: CONNECT may be sent."""
 
     def heard(self, link: VehicleLink) -> None:
-        """Bytes came."""
+        """Note that bytes came."""
 
     def message(self, link: VehicleLink, message: Publish) -> None:
         """Handle a PUBLISH."""
 
     def packet(self, link: VehicleLink, packet: Packet) -> None:
-        """Another packet came."""
+        """Handle another packet."""
 
     def answered(self, link: VehicleLink, record: Received) -> None:
         """Handle that the answer to a message was written."""
@@ -91,7 +91,7 @@ class VehicleLink(asyncio.BufferedProtocol):
         return True
 
     def answer(self, record: Received, reason: int) -> bool:
-        """PUBACK. False if the connection is gone or the message has been answered."""
+        """Send PUBACK. False if the connection is gone or the message has been answered."""
         waiting = self.unanswered
         if not self.is_open or waiting is None or waiting.get(record.packet_id) is not record:
             return False
@@ -124,7 +124,7 @@ class VehicleLink(asyncio.BufferedProtocol):
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def say_goodbye(self) -> None:
-        """DISCONNECT, then close."""
+        """Send DISCONNECT, then close."""
         if self.send(_DISCONNECT) and self._transport is not None:
             self._transport.close()
         else:
@@ -136,7 +136,7 @@ class VehicleLink(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def fall_silent(self) -> None:
-        """Neither read nor write any more; the connection stays open, so the broker cannot know."""
+        """Stop reading and writing; the connection stays open, so the broker cannot know."""
         if self._transport is not None and not self.silent and not self._transport.is_closing():
             self._transport.pause_reading()
         self.silent = True

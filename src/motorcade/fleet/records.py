@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 
 def digest_of(payload: bytes) -> bytes:
-    """SHA-256: how a payload is told in `Received.digest`."""
+    """Return the SHA-256 of a payload, for `Received.digest`."""
     return hashlib.sha256(payload).digest()
 
 

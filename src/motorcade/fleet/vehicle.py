@@ -148,7 +148,7 @@ class Vehicle:
         return list(waiting.values()) if waiting else []
 
     def behave(self, behaviour: Behaviour) -> None:
-        """From now on. Answers that are due later stay as decided; CONNECT changes with the next connection."""
+        """Change the behaviour. Answers that are due later stay as decided; CONNECT changes at the next connection."""
         self.behaviour = behaviour
         if self.state is VehicleState.ONLINE:
             self._plan_day(self._fleet.now())
@@ -221,7 +221,7 @@ class Vehicle:
         return self._opening
 
     def could_not_open(self, link: VehicleLink, why: str) -> None:
-        """No connection came to be."""
+        """Note that no connection was made."""
         if link is self._opening:
             self._opening = None
             self.tally.failed += 1
@@ -505,7 +505,7 @@ class Vehicle:
         self._fleet.changed()
 
     def _gave_up(self) -> None:
-        """No CONNACK or SUBACK in time."""
+        """Give up: no CONNACK or SUBACK came in time."""
         self.tally.failed += 1
         self._go(Leave.RESET)
         self._try_again(f"no answer from the broker within {_HANDSHAKE:g} s")

@@ -342,7 +342,7 @@ _ENCODERS: dict[type, Callable[[Any, int], bytes]] = {
 
 
 def split(data: bytes | bytearray, offset: int, max_size: int) -> tuple[int, int] | None:
-    """(start of the body, end of the packet) of the packet at `offset`, or None if it is not all there yet.
+    """Return (start of the body, end of the packet) of the packet at `offset`, or None if it is not complete yet.
 
     A length that makes the packet larger than `max_size` bytes is refused as soon as it can be read.
     """
@@ -431,7 +431,7 @@ def _check_flags(first: int, wanted: int) -> None:
 
 
 def _check_request_flags(first: int, version: int) -> None:
-    """SUBSCRIBE, UNSUBSCRIBE and PUBREL; in MQTT 3.1 they had a DUP flag, which told nothing."""
+    """Check SUBSCRIBE, UNSUBSCRIBE and PUBREL; in MQTT 3.1 they had a DUP flag, which told nothing."""
     _check_flags(first & 0xF7 if version == V31 else first, 2)  # [MQTT-3.6.1-1], [MQTT-3.8.1-1], [MQTT-3.10.1-1]
 
 

@@ -27,7 +27,7 @@ def violation(detail: str) -> ProtocolError:
 
 
 def varint(number: int) -> bytes:
-    """Variable Byte Integer, shortest form."""  # [MQTT-1.5.5-1]
+    """Encode a Variable Byte Integer in its shortest form."""  # [MQTT-1.5.5-1]
     if 0 <= number < 0x80:
         return bytes((number,))
     if 0 <= number < 0x4000:
@@ -43,21 +43,21 @@ def varint(number: int) -> bytes:
 
 
 def two(number: int) -> bytes:
-    """Two Byte Integer."""
+    """Encode a Two Byte Integer."""
     if not 0 <= number <= 0xFFFF:
         raise ValueError(f"{number} does not fit two bytes")
     return number.to_bytes(2, "big")
 
 
 def four(number: int) -> bytes:
-    """Four Byte Integer."""
+    """Encode a Four Byte Integer."""
     if not 0 <= number <= 0xFFFF_FFFF:
         raise ValueError(f"{number} does not fit four bytes")
     return number.to_bytes(4, "big")
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8 Encoded String with its length."""
+    """Encode a UTF-8 Encoded String with its length."""
     raw = text.encode()  # a lone surrogate is a UnicodeEncodeError, which is a ValueError: [MQTT-1.5.4-1]
     if "\0" in text:
         raise ValueError("a string must not contain U+0000")  # [MQTT-1.5.4-2]
@@ -65,7 +65,7 @@ def utf8(text: str) -> bytes:
 
 
 def binary(data: bytes) -> bytes:
-    """Binary Data with its length."""
+    """Encode Binary Data with its length."""
     if len(data) > MAX_LENGTH:
         raise ValueError(f"{len(data)} bytes do not fit a field of at most {MAX_LENGTH}")
     return len(data).to_bytes(2, "big") + data
@@ -82,7 +82,7 @@ def read_byte(body: bytes, at: int, field: str) -> tuple[int, int]:
 
 
 def read_two(body: bytes, at: int, field: str) -> tuple[int, int]:
-    """Two Byte Integer."""
+    """Read a Two Byte Integer."""
     end = at + 2
     if end > len(body):
         raise malformed(f"packet ends before {field}")
@@ -90,7 +90,7 @@ def read_two(body: bytes, at: int, field: str) -> tuple[int, int]:
 
 
 def read_four(body: bytes, at: int, field: str) -> tuple[int, int]:
-    """Four Byte Integer."""
+    """Read a Four Byte Integer."""
     end = at + 4
     if end > len(body):
         raise malformed(f"packet ends before {field}")
@@ -98,7 +98,7 @@ def read_four(body: bytes, at: int, field: str) -> tuple[int, int]:
 
 
 def read_varint(body: bytes, at: int, field: str) -> tuple[int, int]:
-    """Variable Byte Integer; only the shortest form is right."""
+    """Read a Variable Byte Integer; only the shortest form is right."""
     number, at = read_byte(body, at, field)
     if number < 0x80:
         return number, at
@@ -114,7 +114,7 @@ def read_varint(body: bytes, at: int, field: str) -> tuple[int, int]:
 
 
 def read_binary(body: bytes, at: int, field: str) -> tuple[bytes, int]:
-    """Binary Data."""
+    """Read Binary Data."""
     start = at + 2
     end = start + int.from_bytes(body[at:start], "big")
     if start > len(body) or end > len(body):
@@ -123,7 +123,7 @@ def read_binary(body: bytes, at: int, field: str) -> tuple[bytes, int]:
 
 
 def read_utf8(body: bytes, at: int, field: str) -> tuple[str, int]:
-    """UTF-8 Encoded String. A byte order mark is a character like any other: [MQTT-1.5.4-3]."""
+    """Read a UTF-8 Encoded String. A byte order mark is a character like any other: [MQTT-1.5.4-3]."""
     raw, end = read_binary(body, at, field)
     try:
         text = raw.decode()

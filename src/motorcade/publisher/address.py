@@ -133,7 +133,7 @@ class BrokerAddress:
 
 
 def tls_context(files: dict[str, Path], *, insecure: bool, prefix: str = "") -> ssl.SSLContext:
-    """TLS as a client: `cafile`, `cert` and `key` of `files`; `prefix` begins their names in errors."""
+    """Make a TLS context of a client: `cafile`, `cert` and `key` of `files`; `prefix` begins their names in errors."""
     for name, file in files.items():
         if not file.is_file():
             raise AddressError(f"{prefix}{name}: there is no file {file}")

@@ -50,7 +50,7 @@ class Order:
     options: Mapping[str, object] = field(default_factory=dict)  #: expires_in, priority, mode; only those given
 
     def check(self) -> None:
-        """`OrderError` if the broker would refuse every batch of it."""
+        """Raise `OrderError` if the broker would refuse every batch of it."""
         try:
             check_request_id(self.request_id)
         except BadBatchError as error:
@@ -71,7 +71,7 @@ class Order:
         return json.dumps(rest, ensure_ascii=False, separators=(",", ":")).encode().removeprefix(b"{")
 
     def middle(self, prefix: str) -> bytes:
-        """Between the vehicles and what follows `prefix` in the id of the batch."""
+        """Return the JSON between the vehicles and what follows `prefix` in the id of the batch."""
         return b'"],"batch_id":"' + json.dumps(prefix, ensure_ascii=False)[1:-1].encode()
 
     @property

@@ -142,7 +142,7 @@ class ReliablePublisher:
         self._troubled: float | None = None  # since when nothing was acknowledged, because of the connection
 
     async def send(self, posts: AsyncIterator[Post]) -> None:
-        """Until all are acknowledged; `PublishError` if one is refused or the broker stays away.
+        """Send until all are acknowledged; `PublishError` if one is refused or the broker stays away.
 
         There is no connection before there is something to send, which may take its time, or never come.
         """
