@@ -106,7 +106,7 @@ class Calls:
                 _warn(address, facts)
 
     async def _ask_server(self, address: ServerAddress) -> Any:
-        """INFO, from a server that may still be starting."""
+        """Send INFO to a server that may still be starting."""
         end = asyncio.get_running_loop().time() + self.servers.patience
         while True:
             try:

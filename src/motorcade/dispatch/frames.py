@@ -133,7 +133,7 @@ class MessageReader(_Reader):
         self._most = ID_SIZE + 1 + max_message
 
     def feed(self, data: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Ids and messages of all frames that are complete now."""
+        """Return the ids and messages of all frames that are complete now."""
         ids: list[bytes] = []
         messages: list[bytes] = []
         try:

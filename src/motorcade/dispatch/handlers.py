@@ -32,7 +32,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def load_handler(text: str) -> Handler:
-    """`module:function`, from the Python path or the working directory."""
+    """Load `module:function`, from the Python path or the working directory."""
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         raise ConfigError(f"handler {text!r}: write module:function")

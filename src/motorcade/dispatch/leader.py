@@ -424,7 +424,7 @@ class Leader:
         return True
 
     def _new(self, batch: ReadBatch) -> ReadBatch:
-        """Without what is on its way already: a failover may have forgotten that it was read."""
+        """Return a batch without the messages already in flight: a failover may have forgotten that it was read."""
         known = self.pending.open
         if known and not known.keys().isdisjoint(batch.ids):
             batch = _without(batch, known)
@@ -520,7 +520,7 @@ class Leader:
         await self._dispatch(batch)
 
     def _room(self) -> int:
-        """Messages that may be read now."""
+        """Return how many messages may be read now."""
         if self.pending.done > MAX_DONE:
             return 0
         return sum([link.credit for link in self._order]) - self._assigning - self.pending.unsent
@@ -557,7 +557,7 @@ class Leader:
         self.pending.waiting.extend(ids)
 
     async def _send_again(self) -> None:
-        """Messages that failed go to another worker, or to the dead letters."""
+        """Send messages that failed to another worker, or to the dead letters."""
         while True:
             await self._work.wait()
             self._work.clear()

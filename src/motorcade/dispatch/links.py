@@ -146,7 +146,7 @@ class WorkerLink:
         wire.write(process_frames(ids, messages))
 
     def count_suspects(self) -> int:
-        """Messages in the worker's hands that have failed before."""
+        """Return how many messages in the worker's hands have failed before."""
         self.suspects &= self.held
         return len(self.suspects)
 
@@ -235,7 +235,7 @@ class WorkerLink:
         self._owner.changed(self)
 
     def _rest(self) -> float:
-        """Seconds until the next attempt."""
+        """Return the seconds until the next attempt."""
         if self._closed:
             return 0.0
         if self.state is LinkState.CUT_OFF:
@@ -285,7 +285,7 @@ class WorkerLink:
     # -- inside
 
     def _forget_answered(self) -> None:
-        """Bytes are counted per sending, until all of it was answered: near enough, and nothing to do per message."""
+        """Subtract bytes per sending, when all of it is answered: near enough, and nothing to do per message."""
         sent = self._sent
         while sent and self.held.isdisjoint(sent[0].ids):
             self._forget(sent.popleft())

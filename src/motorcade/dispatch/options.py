@@ -123,7 +123,7 @@ class DispatchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def source(self) -> str:
-        """Which option names the stream that messages are read from."""
+        """The option that names the stream that messages are read from."""
         return "published" if self.intake == "stream" else "received"
 
 

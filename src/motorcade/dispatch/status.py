@@ -82,7 +82,7 @@ async def _trimmed(calls: Calls, options: DispatchOptions) -> tuple[int, int]:
 
 
 async def _lag(calls: Calls, options: DispatchOptions) -> int:
-    """Entries that the group has not read.
+    """Return how many entries the group has not read.
 
     The server knows it, unless entries were deleted out of order. Older servers include those that were trimmed.
     """
@@ -99,7 +99,7 @@ async def _lag(calls: Calls, options: DispatchOptions) -> int:
 
 
 async def dead_list(options: DispatchOptions, limit: int = 100, after: str = "") -> list[DeadLetterView]:
-    """Dead letters, oldest first, behind the entry `after`."""
+    """Return dead letters, oldest first, behind the entry `after`."""
     async with _calls(options) as calls:
         return await _dead(calls, options, limit, after)
 
