@@ -288,7 +288,7 @@ def dry_run(order: Order, counts: AudienceCounts, pending: int | None) -> dict[s
 
 
 def pending_of(spark: SparkSession, store: str, request: str, frame: DataFrame) -> int:
-    """Deliveries of a request that wait for vehicles of an audience: sending it again replaces them."""
+    """Return how many deliveries of a request wait for vehicles of an audience: sending it again replaces them."""
     waiting = (
         spark.read.format("motorcade")
         .schema("owner STRING, body BINARY")
@@ -379,7 +379,7 @@ def _settings_kept(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def registered(spark: SparkSession, tables: Sequence[QueryTable]) -> Iterator[None]:
-    """Tables that queries of the session can name, for as long as the context lasts."""
+    """Register tables that queries of the session can name, for as long as the context lasts."""
     try:
         for table in tables:
             table.register(spark)
@@ -417,7 +417,7 @@ def _remove(place: Path) -> None:
 
 
 def _flush(places: Sequence[Path]) -> None:
-    """Onto the disk: what a rename makes valid must be there when it is."""
+    """Flush onto the disk: what a rename makes valid must be there when it is."""
     for place in places:
         handle = os.open(place, os.O_RDONLY)
         try:

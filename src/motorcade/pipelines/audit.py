@@ -209,7 +209,7 @@ class AuditVerdict:
         return 0 if self.clean else 1
 
     def as_dict(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the verdict for scripts."""
         return {
             "clean": self.clean,
             **({"request": self.request} if self.request is not None else {}),
@@ -222,7 +222,7 @@ class AuditVerdict:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield the verdict as lines for people."""
         counts = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items())
         yield f"{self.as_dict()['deliveries']} deliveries: {counts or 'none'}"
         for finding in self.findings:

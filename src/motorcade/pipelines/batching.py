@@ -96,7 +96,7 @@ class VinTally:
 
 
 def _table() -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """By byte: whether it may be in a VIN, and what it counts in the check digit; and the weights of the places.
+    """Return by byte whether it may be in a VIN, and its value in the check digit; and the weights of the places.
 
     Taken from `core.vin` by asking it: a letter alone at a place of weight w gives the remainder of its value × w.
     """
@@ -120,7 +120,7 @@ _DIGITS: Final = np.frombuffer(b"0123456789X", dtype=np.uint8)
 
 
 def right(texts: pa.StringArray, *, check_digit: bool = False) -> npt.NDArray[np.bool_]:
-    """Which of the texts are VINs."""
+    """Return which of the texts are VINs, as a mask."""
     mask: npt.NDArray[np.bool_] = pc.fill_null(pc.equal(pc.binary_length(texts), LENGTH), False).to_numpy(
         zero_copy_only=False
     )
@@ -137,7 +137,7 @@ def right(texts: pa.StringArray, *, check_digit: bool = False) -> npt.NDArray[np
 
 
 def byte_matrix(texts: pa.StringArray) -> ByteArray:
-    """Texts of `LENGTH` bytes each, none of them null, as a matrix."""
+    """Return texts as a matrix of bytes; each has `LENGTH` bytes, none is null."""
     offsets = np.frombuffer(texts.buffers()[1], dtype=np.int32)
     start = int(offsets[texts.offset]) if len(texts) else 0
     flat = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)

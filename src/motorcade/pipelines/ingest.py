@@ -113,7 +113,7 @@ class Options:
 
 
 def records(frame: DataFrame) -> DataFrame:
-    """`offset`, `time`, `topic`, `payload` and `identity` of a stream's records, or of entries of a Redis stream.
+    """Return `offset`, `time`, `topic`, `payload` and `identity` of a stream's records, or of a Redis stream's entries.
 
     Entries have their fields from a capture rule (`topic`, `payload`, `guid`) or from a dispatcher (`payload`, `id`).
     """
@@ -155,7 +155,7 @@ def matches(topic: Column, filter_: str) -> Column:
 
 
 def _one_level(topic: Column, before: str, after: str) -> Column:
-    """`before`, one level, `after`: there is no slash between, and the ends do not overlap."""
+    """Match `before`, one level, `after`: there is no slash between, and the ends do not overlap."""
     middle = F.substring(topic, F.lit(len(before) + 1), F.length(topic) - len(before) - len(after))
     both = topic.startswith(before) & (topic.endswith(after) if after else F.lit(True))
     return both & (F.length(topic) >= len(before) + len(after)) & (F.instr(middle, "/") == 0)
@@ -173,7 +173,7 @@ def _quoted(level: str) -> str:
 
 
 def _type_number(types: Sequence[Type]) -> Column:
-    """Which type a topic is of, by its place; null if of none."""
+    """Return the type of a topic by its place in `types`; null if of none."""
     rest = [number for number, one in enumerate(types) if not one.topics]
     chosen = F.lit(rest[0] if rest else None).cast("int")
     for number, one in reversed(list(enumerate(types))):
@@ -268,7 +268,7 @@ def _is_wrong(number: int) -> Column:
 
 
 def _verdict(types: Sequence[Type], options: Options) -> Column:
-    """`reason` and `detail`, or null for what is as it should be: the first thing that is wrong with it."""
+    """Return `reason` and `detail` of the first thing that is wrong with a row, or null if nothing is."""
     size = F.octet_length("payload")
     too_large = F.concat(size.cast("string"), F.lit(f" bytes, of {options.max_payload} at most"))
     unfit = (
@@ -407,7 +407,7 @@ def _dead_letter(types: Sequence[Type]) -> Column:
 
 
 def once(frame: DataFrame, within: float) -> DataFrame:
-    """Dedupe: keep one of the rows with the same key that were recorded within so many seconds."""
+    """Keep one of the rows with the same key that were recorded within so many seconds: dedupe."""
     delayed = frame.withWatermark("time", f"{round(within * 1000)} milliseconds")
     return delayed.dropDuplicatesWithinWatermark(["key"])
 
@@ -472,7 +472,7 @@ def _place(number: int, place: int) -> str:
 
 
 def _tables(types: Sequence[Type]) -> list[LakeTable]:
-    """Which of these columns are whose."""
+    """Return the tables, each with its columns."""
     extra = {f"_{name}": name for name in _COMMON}
     dead = {name: name if name in _COMMON else f"dead_{name}" for name in DEAD}
     fields = (

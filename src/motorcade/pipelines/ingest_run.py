@@ -152,7 +152,7 @@ class Ingestion:
 
 
 def _figures(read: int, counts: LakeCounts, duplicates: int) -> dict[str, Any]:
-    """Rows that were read are written, dead or duplicates."""
+    """Return the figures of a batch: each row that was read is written, dead or a duplicate."""
     return {
         "read": read,
         "written": counts.written,

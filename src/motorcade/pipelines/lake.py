@@ -332,7 +332,7 @@ class Lake:
         self.ledger = ledger
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Whole or not at all."""
+        """Write a file whole or not at all."""
         partial = path.with_name(f".{path.name}")
         self._disk.put(partial, content)
         self._disk.move(partial, path)
@@ -348,12 +348,12 @@ class Lake:
     # -- compaction
 
     def days(self) -> list[tuple[str, str]]:
-        """Tables and days that there are."""
+        """Return the tables and their days."""
         found = self.root.glob(f"[!._]*/{DAY}=*")
         return sorted((folder.parent.name, folder.name.removeprefix(f"{DAY}=")) for folder in found)
 
     def crowded(self, days: Iterable[tuple[str, str]], *, least: int = 2, similar: bool = False) -> list[FileGroup]:
-        """Small files of this run that may become larger ones: `least` of them in a day, and of similar size."""
+        """Return groups of small files of this run that may become larger ones: `least` a day, and of similar size."""
         found = []
         for table, day in days:
             files = self._own(table, day)
@@ -367,7 +367,7 @@ class Lake:
         return found
 
     def _own(self, table: str, day: str) -> list[tuple[int, str]]:
-        """Size and name of the files of this run, as a day has them."""
+        """Return size and name of this run's files of a day."""
         folder = self.root / table / f"{DAY}={day}"
         mine = re.compile(rf"(batch|merged)-\d+-{re.escape(self.run)}-\d+\.parquet")
         with self._telling("cannot be read"), os.scandir(folder) as entries:
@@ -396,7 +396,7 @@ def _tier(size: int) -> int:
 
 
 def _groups(files: Sequence[tuple[int, str]]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Small ones first, as many together as make up one file."""
+    """Yield groups, small files first, as many together as make up one file."""
     names: list[str] = []
     total = 0
     for size, name in sorted(files):

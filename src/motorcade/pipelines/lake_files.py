@@ -70,7 +70,7 @@ class Sorter:
         self._bytes: Counter[tuple[int, int]] = Counter()
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Made]:
-        """Columns: number of the table, day, late, and those of all tables, which are null in rows of others."""
+        """Write columns: number of the table, day, late, and those of all tables, null in rows of others."""
         for batch in batches:
             self._sort(batch)
             while self._bytes.total() > self._buffer:
@@ -172,7 +172,7 @@ def _opened(source: Path) -> pq.ParquetFile:
 
 
 def _groups(files: Sequence[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Row groups of a good size, of files that may be small."""
+    """Yield row groups of a good size, of files that may be small."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for file in files:

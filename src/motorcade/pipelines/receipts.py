@@ -149,7 +149,7 @@ def _row(told: Column) -> Column:
 
 
 def once(rows: DataFrame) -> DataFrame:
-    """Dedupe: keep each receipt once (rule 1)."""
+    """Keep each receipt once (rule 1): dedupe."""
     keys = (*_DELIVERY, "state", "attempt")
     first = F.min_by(F.struct("offset", "at", "node", "reason"), "offset").alias("first")
     # By delivery, so that what follows needs no other order.
@@ -249,7 +249,7 @@ def funnel(frame: DataFrame) -> DataFrame:
 
 
 def latency(frame: DataFrame) -> DataFrame:
-    """Request and stage: how many deliveries have been through it, and how many seconds it took them."""
+    """Return by request and stage how many deliveries have been through it, and how many seconds it took them."""
     stages = ", ".join(f"'{stage}', {stage}" for stage in STAGES)
     long = frame.selectExpr("request_id", f"stack({len(STAGES)}, {stages}) AS (stage, seconds)")
     ranks = F.percentile_approx("seconds", list(PERCENTILES.values()), ACCURACY).alias("ranks")
@@ -283,16 +283,16 @@ def stragglers(frame: DataFrame, *, now: datetime | None = None) -> DataFrame:
 
 
 def reasons(frame: DataFrame) -> DataFrame:
-    """Request, state and why: how many deliveries."""
+    """Return by request, state and reason how many deliveries there are."""
     return frame.where(F.col("why") != "").groupBy("request_id", "state", "why").count()
 
 
 def nodes(rows: DataFrame) -> DataFrame:
-    """Request, node and state: how many receipts."""
+    """Return by request, node and state how many receipts there are."""
     return rows.groupBy("request_id", "node", "state").count()
 
 
 def hours(rows: DataFrame) -> DataFrame:
-    """Request, hour and state: how many receipts. Hours begin as those of UTC do, whatever the session's time zone."""
+    """Return by request, hour and state how many receipts there are. Hours are UTC's, whatever the session's zone."""
     hour = F.timestamp_seconds(F.floor(F.unix_seconds("at") / 3600) * 3600).alias("hour")
     return rows.groupBy("request_id", hour, "state").count()

@@ -109,7 +109,7 @@ def collect(
 
 
 def _order(late: Row) -> tuple[float, str]:
-    """Order by age, the oldest first; without a receipt `accepted` there is no age."""
+    """Return a sort key by age, the oldest first; without a receipt `accepted` there is no age."""
     return -(late["age"] or 0.0), late["delivery_id"]
 
 
@@ -149,7 +149,7 @@ def _pivoted(rows: Iterable[Row], key: str) -> list[Data]:
 
 
 def text(data: Data) -> str:
-    """For a terminal."""
+    """Return the report for a terminal."""
     blocks = [block for request in data["requests"] for block in _blocks(request)]
     left_out = data["requests_total"] - len(data["requests"])
     if left_out:
@@ -164,7 +164,7 @@ def _blocks(request: Data) -> Iterable[str]:
 
 
 def sections(request: Data) -> Iterable[tuple[str, Sequence[str], list[list[str]]]]:
-    """Title, columns and cells of each table of a request; those without rows are left out."""
+    """Yield title, columns and cells of each table of a request; those without rows are left out."""
     funnel = request["funnel"]
     whole = max(1, funnel["accepted"])
     counts = [[name, str(funnel[name]), f"{100 * funnel[name] / whole:.1f} %"] for name in _FUNNEL]
@@ -208,7 +208,7 @@ _UNITS: Final = ((1, 1e-3, "ms", 0), (100, 1, "s", 2), (6000, 60, "min", 1), (17
 
 
 def span(seconds: float | None) -> str:
-    """So that one sees how long it is: 12 ms, 3.25 s, 4.0 min, 7.5 h, 2.1 d."""
+    """Format a duration so that its length is seen at once: 12 ms, 3.25 s, 4.0 min, 7.5 h, 2.1 d."""
     if seconds is None:
         return ""
     size = abs(seconds)

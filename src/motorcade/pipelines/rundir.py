@@ -289,7 +289,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all, whenever the machine stops."""
+    """Write a file whole or not at all, whenever the machine stops."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("w") as out:

@@ -65,7 +65,7 @@ class Trigger:
     every: float = 60.0  #: seconds, of an interval
 
     def options(self) -> dict[str, Any]:
-        """As `DataStreamWriter.trigger` takes it."""
+        """Return the arguments of `DataStreamWriter.trigger`."""
         if self.kind is TriggerKind.ONCE:
             return {"availableNow": True}
         seconds = self.every if self.kind is TriggerKind.INTERVAL else 0.0
@@ -109,7 +109,7 @@ class RunOutcome:
     counts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the outcome for scripts."""
         return {
             "pipeline": self.pipeline,
             "done": self.done,
@@ -282,7 +282,7 @@ class _Seen:
 
 
 def _is_batch(progress: Any) -> bool:
-    """Not only a sign of life: while there is nothing to do, Spark says so every ten seconds."""
+    """Return False for a mere sign of life: while there is nothing to do, Spark gives one every ten seconds."""
     return "addBatch" in progress["durationMs"]
 
 

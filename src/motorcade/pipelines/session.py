@@ -184,7 +184,7 @@ def _not_started(conf: SparkConf, words: str) -> PipelineError:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Ctrl-C and SIGTERM take effect behind this: a Java that is left while it starts would never end."""
+    """Delay Ctrl-C and SIGTERM until this ends: a Java that is left while it starts would never end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -287,7 +287,7 @@ def check_master(master: str) -> None:
 
 
 def _masters(master: str) -> list[tuple[str, int]]:
-    """Addresses of `spark://host:port,host:port`; other clusters are not found by an address of their own."""
+    """Return the addresses of `spark://host:port,host:port`; other clusters have no address to try."""
     kind, _, addresses = master.partition("://")
     if kind != "spark":
         return []
@@ -308,7 +308,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _choose_python(wanted: str | None, *, here: bool) -> None:
-    """PySpark asks the environment alone; the setting is read by `spark-submit`, which need not be in between."""
+    """Choose Python in the environment, which alone PySpark reads; `spark-submit` may not be in between."""
     if wanted:
         os.environ["PYSPARK_PYTHON"] = wanted
     elif here:
@@ -392,6 +392,6 @@ def _why_not(program: str, error: OSError) -> str:
 
 
 def _version(text: str) -> int | None:
-    """17 of `openjdk version "17.0.15"`, 8 of `java version "1.8.0_402"`."""
+    """Return 17 of `openjdk version "17.0.15"`, 8 of `java version "1.8.0_402"`."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found.group(1)) if found else None

@@ -82,7 +82,7 @@ def _parsed(line: str) -> dict[str, Any]:
 def _behind(
     store: str | None, identity: Mapping[str, str], offsets: list[dict[str, Any]]
 ) -> tuple[int | None, str | None]:
-    """Rows between what was read and the end of the stream; or why that is not known."""
+    """Return how many rows lie between what was read and the end of the stream; or why that is not known."""
     if store is None or not offsets or not ("stream" in identity or "redis_stream" in identity):
         return None, None
     try:

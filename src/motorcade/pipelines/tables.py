@@ -74,7 +74,7 @@ class QueryTable:
 
 
 def tables_of(named: Iterable[str], options: Iterable[str]) -> list[QueryTable]:
-    """`NAME=PLACE` and `NAME.OPTION=VALUE`; `PipelineError` says what is wrong."""
+    """Parse `NAME=PLACE` and `NAME.OPTION=VALUE`; `PipelineError` says what is wrong."""
     places: dict[str, str] = {}
     for text in named:
         name, equals, place = text.partition("=")

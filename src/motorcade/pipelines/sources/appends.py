@@ -106,7 +106,7 @@ class RedisStreamWriter:
     """One frame, or one query, on its way into one stream."""
 
     def __init__(self, store: str, key: str, run: str, lasts: int = 0) -> None:
-        """`lasts`: seconds that the ledger is kept; 0: no limit."""
+        """Take `lasts`, the seconds that the ledger is kept; 0: no limit."""
         self._store = store
         self._key = key
         self._run = run
@@ -324,7 +324,7 @@ class RedisStreamWriter:
 
 
 def entries_of(batch: pa.RecordBatch) -> list[list[bytes]]:
-    """Names and values of each row's entry, one after the other; what is null is left out."""
+    """Return the names and values of each row's entry, one after the other; null values are left out."""
     names = batch.schema.names
     if names == [FIELDS]:
         pairs = batch.column(0).to_pylist()

@@ -73,7 +73,7 @@ class Line:
         return replace(sent, reconnected=publisher.reconnected, sent_again=publisher.sent_again)
 
     def note(self, sent: Sequence[SendCounts], batch: int) -> None:
-        """On the driver: what a batch has come to; the same file if it is done again."""
+        """Note on the driver the result of a batch; the same file if it is done again."""
         if not self.figures:
             return
         total = sum(sent, SendCounts())
@@ -100,7 +100,7 @@ def noted(place: str | Path) -> SendCounts:
 
 
 def lowered(given: Mapping[str, str], known: frozenset[str], what: str) -> dict[str, str]:
-    """Options by their names; `OptionError` for one that is not known."""
+    """Return options by their names; `OptionError` for one that is not known."""
     options = {name.lower(): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
     unknown = sorted(set(options) - known)
     if unknown:
@@ -160,7 +160,7 @@ def flag(name: str, text: str) -> bool:
 
 
 async def rows(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> AsyncIterator[tuple[Any, ...]]:
-    """Values of these columns, row by row; None for a column that is not there."""
+    """Yield the values of these columns, row by row; None for a column that is not there."""
     async for batch in pulled(batches):
         there = batch.schema.names
         columns = [

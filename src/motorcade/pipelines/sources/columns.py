@@ -102,14 +102,14 @@ def plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def offsets(values: Sequence[int]) -> pa.Array:
-    """Offsets, which grow; mostly one after the other."""
+    """Return a column of offsets, which grow; mostly one after the other."""
     if values[-1] - values[0] == len(values) - 1:
         return pa.array(np.arange(values[0], values[-1] + 1))
     return pa.array(values, pa.int64())
 
 
 def times(seconds: Sequence[float] | npt.NDArray[np.float64], never: float | None = None) -> pa.Array:
-    """Seconds since the epoch as timestamps; `never` is none."""
+    """Return a column of timestamps from seconds since the epoch; `never` becomes null."""
     column = pa.array(seconds, pa.float64())
     micros = pc.round(pc.multiply(column, 1e6)).cast(pa.int64())
     if never is not None:
@@ -118,7 +118,7 @@ def times(seconds: Sequence[float] | npt.NDArray[np.float64], never: float | Non
 
 
 def properties(values: Sequence[Sequence[tuple[str, str]]]) -> pa.Array:
-    """User properties, of which most messages have none."""
+    """Return user properties, of which most messages have none."""
     ends = list(accumulate(map(len, values), initial=0))
     pairs = list(chain.from_iterable(values))
     names = pa.array([pair[0] for pair in pairs], pa.string())
@@ -169,14 +169,14 @@ _FIELD: Final[dict[str, Callable[[Sequence[Record]], list[Any]]]] = {
 
 
 def merged(parts: Sequence[tuple[Sequence[int], pa.RecordBatch]]) -> pa.RecordBatch:
-    """Batches as one, each with its offsets, in the order of these."""
+    """Merge batches into one, each with its offsets, in the order of these."""
     order = np.argsort(np.concatenate([numbers for numbers, _ in parts]), kind="stable")
     whole = pa.Table.from_batches([part for _, part in parts]).take(pa.array(order))
     return whole.combine_chunks().to_batches()[0]
 
 
 def entries(names: Sequence[str], ids: Sequence[bytes], fields: Sequence[Sequence[bytes]]) -> pa.RecordBatch:
-    """Entries of a Redis stream. ValueError if an id is too large for an offset."""
+    """Return a table of entries of a Redis stream. ValueError if an id is too large for an offset."""
     parts = [identifier.partition(b"-") for identifier in ids]
     milliseconds = [int(part[0]) for part in parts]
     made = []
@@ -213,7 +213,7 @@ def _maps(fields: Sequence[Sequence[bytes]]) -> pa.Array:
 
 
 def waiting(names: Sequence[str], page: MailboxPage) -> pa.RecordBatch:
-    """Entries of mailboxes."""
+    """Return a table of mailbox entries."""
     made = []
     for name in names:
         match name:

@@ -204,7 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks plan nothing."""
+        """Leave out the source: tasks plan nothing."""
         return {**self.__dict__, "_made": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802

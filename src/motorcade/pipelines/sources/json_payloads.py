@@ -136,7 +136,7 @@ def _parsed(payload: bytes) -> Any:
 
 
 def _no_number(_: str) -> None:
-    """NaN and the infinities."""
+    """Refuse NaN and the infinities."""
 
 
 def _fit(kind: pa.DataType) -> _Fit:
@@ -168,7 +168,7 @@ def _list(fit: _Fit) -> _Fit:
 
 
 def _text(value: Any) -> str | None:
-    """Half a pair of surrogates can be escaped, and is no text."""
+    """Return a text, but None for half a surrogate pair, which can be escaped and is no text."""
     return value if isinstance(value, str) and (value.isascii() or not _HALF.search(value)) else None
 
 

@@ -45,7 +45,7 @@ class TrimmedError(PipelineError):
 
 
 def split(after: int, last: int, rows: int) -> list[Range]:
-    """Ranges of about the same size, of at most so many rows as long as MAX_PARTITIONS allow it."""
+    """Return ranges of about the same size, of at most so many rows as long as MAX_PARTITIONS allow it."""
     count = last - after
     parts = min(-(-count // rows), MAX_PARTITIONS)
     return [(after + count * part // parts, after + count * (part + 1) // parts) for part in range(parts)]
@@ -66,7 +66,7 @@ class StoredStreamReader:
     # -- on the driver
 
     def begin(self) -> Offset:
-        """Before the first row."""
+        """Return the offset before the first row."""
         return {"offset": self._after(self._options.starting, self._extent())}
 
     def end(self, start: Offset) -> Offset:
@@ -199,7 +199,7 @@ class StoredStreamReader:
             reader.refresh()
 
     def _gap(self, reader: StoreReader, after: int, before: int) -> None:
-        """Offsets may have gaps; below the floor they are rows that were lost."""
+        """Check a gap: offsets may have gaps; below the floor they are rows that were lost."""
         gone = min(reader.extent(self._options.name).floor - 1, before)
         if gone <= after:
             return

@@ -103,7 +103,7 @@ def _check_topic(topic: str | None) -> None:
 
 
 def _pairs(user: Any) -> tuple[tuple[str, str], ...]:
-    """User properties of the source (`name`, `value`), or of a map."""
+    """Return user properties of the source (`name`, `value`), or of a map."""
     pairs = [(one["name"], one["value"]) if isinstance(one, dict) else one for one in user or ()]
     return tuple((str(name), str(value)) for name, value in pairs if value is not None)
 

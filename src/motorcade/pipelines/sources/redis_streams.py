@@ -45,7 +45,7 @@ _HIGHEST: Final = 2**64 - 1
 
 
 def split(after: EntryId, last: EntryId, parts: int) -> list[tuple[EntryId, EntryId]]:
-    """Ranges of the same number of milliseconds; one that begins and ends in the same is not divided."""
+    """Return ranges of the same number of milliseconds; one that begins and ends in the same is not divided."""
     first = after.milliseconds
     span = last.milliseconds - first
     parts = max(1, min(parts, span))
@@ -139,7 +139,7 @@ class RedisStreamReader:
                 return EntryId.parse(place).before()
 
     def _offset(self, after: EntryId, extent: NativeExtent) -> Offset:
-        """With the number of entries up to there; going over them is needed once, and only for a place in between."""
+        """Return an offset with the entries up to it; they are counted once, and only for a place in between."""
         removed = extent.added - extent.length
         if extent.first is None or after >= extent.last:
             return {"id": str(after), "entries": extent.added}

@@ -55,7 +55,7 @@ class _Encoding:
     """The header of a field: by its first byte, whether it is valid, and its length."""
 
     def __init__(self, widths: Mapping[int, int], fixed: Mapping[int, int]) -> None:
-        """`widths`: bytes that tell the length; `fixed`: the length itself."""
+        """Take `widths`, bytes that tell the length, and `fixed`, the length itself."""
         self.valid: Flags = np.zeros(256, np.bool_)
         self.widths: Integers = np.zeros(256, np.int64)
         self.sizes: Integers = np.zeros(256, np.int64)
@@ -151,7 +151,7 @@ class _Walk:
         return heads
 
     def seconds(self) -> npt.NDArray[np.float64]:
-        """Floating point."""
+        """Read floating point numbers."""
         self.byte(_FLOAT)
         found = self.words(">f8").astype(np.float64)
         self.move(self.at + 8)
@@ -227,7 +227,7 @@ class Unpacked:
     # -- columns, of the rows that are fine
 
     def batch(self, names: Sequence[str], numbers: Sequence[int], moments: Sequence[float]) -> pa.RecordBatch:
-        """With their offsets and times; ArrowInvalid if a text is none, or a time cannot be one."""
+        """Return the rows with their offsets and times; ArrowInvalid if a text is none, or a time cannot be one."""
         made = self._columns(set(names))
         if "offset" in names:
             made["offset"] = columns.offsets(numbers)
@@ -274,7 +274,7 @@ class Unpacked:
         return found.cast(kind)
 
     def _pairs(self) -> pa.Array:
-        """User properties."""
+        """Read user properties."""
         if self._properties is None:
             ends, names = np.zeros(len(self.rows) + 1, np.int32), pa.nulls(0, pa.string())
             return columns.lists(pa.array(ends), names, names)
