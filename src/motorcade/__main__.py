@@ -1,6 +1,6 @@
 """The entry point: `motorcade`, and `python -m motorcade`.
 
-Apart from the command line itself because importing that takes a moment, in which somebody may press Ctrl-C. From the
+Apart from the command line itself because importing that takes a moment, in which a person may press Ctrl-C. From the
 first command on this is a KeyboardInterrupt as ever, and commands, or Typer for them, end with the same exit code.
 """
 
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    """At once: nothing was begun, and an exception would go through the imports of others, who may print it."""
+    """Leave at once: nothing was begun, and an exception would go through imports of others, who may print it."""
     os._exit(INTERRUPTED)
 
 

@@ -28,7 +28,7 @@ SLEW: Final = 0.01  #: share of the time that passes by which the node's clock d
 
 
 def _suspended() -> float:
-    """Seconds that the machine was suspended since it was started, and a constant; 0 where the system does not tell."""
+    """Return the seconds of suspension since the machine's start, plus a constant; 0 if the system does not tell."""
     boot = getattr(system, "CLOCK_BOOTTIME", None)
     return 0.0 if boot is None else system.clock_gettime(boot) - system.monotonic()
 
@@ -54,7 +54,7 @@ class Clock:
         self._looked_at = even()
 
     def time(self) -> float:
-        """Seconds since the epoch; never goes back."""
+        """Return the seconds since the epoch; never goes back."""
         return self._even() + self._base
 
     def check(self) -> float:

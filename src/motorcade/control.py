@@ -1,4 +1,4 @@
-"""What an operator may see and do. Command line, API and pages come through here, never past it.
+"""The operator's view of a node and actions on it. Command line, API and pages come through here, never past it.
 
 Everything handed out is a copy: a frozen record that stays as it is while the broker goes on.
 
@@ -64,7 +64,7 @@ SOURCE_EVENTS: Final = (
 
 
 class NodeState(StrEnum):
-    """Where a node is in its life."""
+    """The state in the life of a node."""
 
     STARTING = auto()
     READY = auto()
@@ -83,7 +83,7 @@ class SubscriptionView(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, subscription: Subscription) -> SubscriptionView:
-        """A copy."""
+        """Return a view with copies of a subscription's values."""
         return cls(
             filter=subscription.filter,
             qos=subscription.qos,
@@ -132,7 +132,7 @@ class SourceView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int  #: messages it has given that wait for room
     unacked: int  #: messages of it in flight
     promised: int  #: messages it may give now
-    recreating: bool  #: it has failed, and is made anew after a while
+    recreating: bool  #: it has failed, and is made again after a while
 
 
 class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,10 +184,10 @@ class PluginView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether clients should be sent to this node."""
+    """The health of a node: whether clients should be sent to it."""
 
     ready: bool
-    reasons: list[str]  #: why not, in words for everybody
+    reasons: list[str]  #: why not, in plain words
     details: list[str]  #: the same for the operator
 
 
@@ -209,7 +209,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """How late the event loop was, as a histogram."""
+    """The delay of the event loop, as a histogram."""
 
     buckets: tuple[tuple[float, int], ...]  #: (upper bound in seconds, samples up to it)
     total: float  #: seconds, of all samples
@@ -227,7 +227,7 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkState(StrEnum):
-    """How far something is that takes a while: a backup, a collection."""
+    """The state of long work: a backup, a collection."""
 
     RUNNING = auto()
     DONE = auto()
@@ -288,7 +288,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReloadView(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a reload."""
+    """The result of a reload."""
 
     applied: list[str]
     restart: list[str]  #: what was not applied: it needs a restart, or a command
@@ -324,7 +324,7 @@ class Control:
     """The control plane of one node."""
 
     def __init__(self, broker: Broker, plugins: Plugins, reload: Reload) -> None:
-        """`reload` reads the configuration again and tells what has changed; `MotorcadeError` if it is wrong."""
+        """Take `reload`, which reads the configuration again and tells the changes; `MotorcadeError` if it is wrong."""
         self.state = NodeState.STARTING  #: set by the node
         self.certificates: dict[str, dict[str, float]] = {}  #: listener: option: when its file ends; set by the node
         self.plugin_paths: Sequence[str] = ()  #: folders that callers may load plugins from; set by the node
@@ -344,7 +344,7 @@ class Control:
     # -- clients
 
     async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "") -> ClientPage:
-        """A page of clients after `cursor`, connected or away, whose id or user name contains `search`."""
+        """Return a page of clients after `cursor`, connected or away, whose id or user name contains `search`."""
         limit = min(max(limit, 1), MAX_CLIENTS)
         sessions = self._broker_state.registry.sessions
         wanted = search.casefold()
@@ -371,12 +371,12 @@ class Control:
         return ClientPage(clients=views, count=matching, cursor=found[limit - 1] if more else None)
 
     async def client(self, client_id: str) -> ClientDetail:
-        """Everything about one client; `NotFoundError` if it has no session."""
+        """Return everything about one client; `NotFoundError` if it has no session."""
         session = self._session(client_id)
         return _client_detail(session, await self._waiting(session))
 
     async def _waiting(self, session: Session) -> tuple[int, int]:
-        """(messages, bytes) that wait for a client: in memory, and in its mailbox, without what is in flight."""
+        """Return (messages, bytes) that wait for a client: in memory, and in its mailbox, without what is in flight."""
         messages, size_bytes = (len(session.queue), session.queue.size) if session.queue is not None else (0, 0)
         queue = session.durable
         if queue is None or self.store is None:
@@ -406,13 +406,13 @@ class Control:
     # -- plugins
 
     async def plugins(self) -> list[PluginView]:
-        """The plugins that run, in the order of loading."""
+        """Return the plugins that run, in the order of loading."""
         hooks = self._broker_state.hooks
         return [_plugin_view(loaded, hooks) for loaded in self._plugins.loaded()]
 
     @staticmethod
     def installed() -> dict[str, str]:
-        """Names and origins of plugins that could be loaded. Reads files: the one method to call in another thread."""
+        """Return names and origins of plugins that could be loaded. Reads files: the only method for another thread."""
         return available()
 
     async def load_plugin(
@@ -431,7 +431,7 @@ class Control:
     # -- what operators declare
 
     def declared(self, plural: str) -> Declared:
-        """All queues, streams or captures; `NotFoundError` says which plugin to load. Await it in this loop only."""
+        """Return the service of queues, streams or captures; `NotFoundError` names the plugin. Only for this loop."""
         service: Declared | None = self._plugins.service(plural)
         if service is None:
             name = DECLARED.get(plural, plural)
@@ -441,11 +441,11 @@ class Control:
         return service
 
     async def declarations(self, plural: str) -> list[msgspec.Struct]:
-        """Views of all, by name."""
+        """Return the views of all that are declared, by name."""
         return list(await self.declared(plural).list())
 
     async def declaration(self, plural: str, name: str) -> msgspec.Struct:
-        """The view of one; `UnknownError`."""
+        """Return the view of one; `UnknownError`."""
         return await self.declared(plural).show(name)
 
     async def declare(self, plural: str, name: str, given: Mapping[str, Any]) -> msgspec.Struct:
@@ -464,14 +464,14 @@ class Control:
         await self.declared(plural).delete(name)
 
     async def read_declared(self, plural: str, name: str, after: int, limit: int) -> FoundPage:
-        """Messages after a position; at most `limit`, and fewer where they are large. Looking changes nothing."""
+        """Return messages after a position: at most `limit`, fewer where they are large. Changes nothing."""
         service = self.declared(plural)
         return await _found_page(lambda last, ask: service.read(name, last, ask), after, limit)
 
     # -- compacted queues
 
     def compacted(self) -> Compacted:
-        """All compacted queues; `NotFoundError` says which plugin to load. Await its methods in this loop only."""
+        """Return the service of compacted queues; `NotFoundError` names the plugin to load. Await in this loop only."""
         service: Compacted | None = self._plugins.service(SERVICE)
         if service is None:
             raise NotFoundError(
@@ -480,18 +480,18 @@ class Control:
         return service
 
     async def ask_compacted(self, question: Callable[[Compacted], Awaitable[T]]) -> T:
-        """What their plugin answers to a question, asked in this loop."""
+        """Return the plugin's answer to a question, asked in this loop."""
         return await question(self.compacted())
 
     async def read_compacted(self, form: CompactedKind, name: str, after: int, limit: int) -> FoundPage:
-        """Messages after a sequence number, as `read_declared` gives those of declared queues."""
+        """Return messages after a sequence number, as `read_declared` gives those of declared queues."""
         service = self.compacted()
         return await _found_page(lambda last, ask: service.read(form, name, last, ask), after, limit)
 
     # -- the fan-out
 
     def fanout(self) -> Fanout:
-        """The service of the fan-out; `NotFoundError` says what to do. Await its methods in this loop only."""
+        """Return the service of the fan-out; `NotFoundError` says what to do. Await its methods in this loop only."""
         service: Fanout | None = self._plugins.service("fanout")
         if service is None:
             raise NotFoundError(
@@ -500,7 +500,7 @@ class Control:
         return service
 
     async def ask_fanout(self, question: Callable[[Fanout], Awaitable[T]]) -> T:
-        """What the fan-out answers to a question, asked in this loop."""
+        """Return the fan-out's answer to a question, asked in this loop."""
         return await question(self.fanout())
 
     async def start_collection(self) -> CollectionView:
@@ -514,7 +514,7 @@ class Control:
         return started
 
     async def collection(self) -> CollectionView:
-        """The last collection that was asked for; `NotFoundError` if none was."""
+        """Return the last collection that was asked for; `NotFoundError` if none was."""
         last = self._collection
         if last is None:
             raise NotFoundError("no collection was asked for since this node started")
@@ -526,7 +526,7 @@ class Control:
         state, found, error = WorkState.DONE, None, ""
         try:
             found = await service.gc()
-        except Exception as problem:  # noqa: BLE001 - whoever asks for the collection hears it
+        except Exception as problem:  # noqa: BLE001 - the caller that asks for the collection hears it
             state, error = WorkState.FAILED, str(problem)
         self._collection = msgspec.structs.replace(
             started, state=state, seconds=time() - started.started_at, found=found, error=error
@@ -535,7 +535,7 @@ class Control:
     # -- the store
 
     async def store_view(self) -> StoreView:
-        """Its figures as of now; `StoreError` if it does not answer."""
+        """Return the store's figures as of now; `StoreError` if it does not answer."""
         store = self._open_store()
         names = sorted(await store.streams.names())[:MAX_STREAMS]
         return StoreView(
@@ -564,7 +564,7 @@ class Control:
         return started
 
     async def backup(self) -> BackupView:
-        """The last backup, or the one under way; `NotFoundError` if there was none."""
+        """Return the last backup, or the one under way; `NotFoundError` if there was none."""
         last = self._backup
         if last is None:
             raise NotFoundError("no backup was made since this node started")
@@ -585,7 +585,7 @@ class Control:
             await asyncio.to_thread(embedded.remove, made)
             await store.backup(made)
             size_bytes = await asyncio.to_thread(embedded.publish, made, to)
-        except Exception as error:  # noqa: BLE001 - whoever asks for the backup hears it
+        except Exception as error:  # noqa: BLE001 - the caller that asks for the backup hears it
             self._backup = ended(WorkState.FAILED, error=str(error))
             await asyncio.to_thread(embedded.remove, made)
         else:
@@ -599,7 +599,7 @@ class Control:
     # -- the node
 
     async def configuration(self) -> list[SettingView]:
-        """What the node works with: file, environment and command line at its start, and what a reload has applied."""
+        """Return the settings in force: file, environment and command line at the start, and applied reloads."""
         return [SettingView(key=key, value=value, origin=origin) for key, value, origin in self.settings()]
 
     async def reload(self) -> ReloadView:
@@ -607,7 +607,7 @@ class Control:
         return await self._reload()
 
     async def node(self) -> NodeView:
-        """The node as a whole."""
+        """Return the node as a whole."""
         broker_state = self._broker_state
         return NodeView(
             node=broker_state.options.node,
@@ -625,7 +625,7 @@ class Control:
         )
 
     async def health(self) -> Health:
-        """Whether the node serves clients and can keep what they send. That it answers means that the loop turns."""
+        """Return whether the node serves clients and can keep what they send. An answer means that the loop turns."""
         reasons: list[str] = []
         details: list[str] = []
         if self.state is not NodeState.READY:
@@ -654,7 +654,7 @@ class Control:
         return Health(ready=not reasons, reasons=reasons, details=details)
 
     async def statistics(self) -> Statistics:
-        """All counters and gauges."""
+        """Return all counters and gauges."""
         stats = self._broker_state.stats
         plugins = await self.plugins()
         return Statistics(
@@ -695,7 +695,7 @@ class Control:
 async def _found_page(
     read: Callable[[int, int], Awaitable[Sequence[FoundMessage]]], after: int, limit: int
 ) -> FoundPage:
-    """A page of messages, read in steps that let the loop go on."""
+    """Return a page of messages, read in steps that let the loop go on."""
     wanted = min(max(limit, 1), MAX_FOUND)
     found: list[FoundMessage] = []
     size_bytes, more = 0, True
@@ -712,7 +712,7 @@ async def _found_page(
 
 
 def _options(service: Declared, given: Mapping[str, Any]) -> msgspec.Struct:
-    """Options that can be stored: integers have 64 bits at most."""
+    """Return options that can be stored: integers have 64 bits at most."""
     for key, value in given.items():
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise BadOptionsError(f"{service.noun}: {key} must be a number up to {MAX_NUMBER}")

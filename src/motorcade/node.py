@@ -115,7 +115,7 @@ class Node:
         return placed(config.store.url, Path(config.data.dir))
 
     async def _open_store(self) -> Store | None:
-        """The store, as soon as its servers answer; None if the node is to stop before that.
+        """Return the store, as soon as its servers answer; None if the node is to stop before that.
 
         Only silence is waited for. What a server refuses (a wrong password, a database that it does not have, a setting
         that would lose messages) is an error at once: it does not go away by itself.
@@ -156,7 +156,7 @@ class Node:
     async def _start(self, store: Store) -> None:
         config = self._loaded.config
         url = self._store_url
-        for name, path, options in plugins_to_load(config):  # before the listeners: nobody slips in unchecked
+        for name, path, options in plugins_to_load(config):  # before the listeners: no client slips in unchecked
             await self.plugins.load(name, options, path)
         if url != MEMORY:
             await self._restore(store, shared=not url.startswith("rocksdb"))
@@ -325,19 +325,19 @@ class Node:
         return applied, restart
 
     async def reload_on_signal(self) -> None:
-        """SIGHUP."""
+        """Reload when SIGHUP comes."""
         try:
             await self.reload()
         except MotorcadeError as error:
             log.error(  # noqa: TRY400 - the message says where and what
                 "reload_refused", error=str(error), consequence="the old configuration stays in force"
             )
-        except Exception as error:  # noqa: BLE001 - a defect: nobody else would hear of it
+        except Exception as error:  # noqa: BLE001 - a defect: it would be lost otherwise
             self.tasks.note("node.reload", error)
 
 
 def _in_force(old: LoadedConfig, new: LoadedConfig, waiting: set[str]) -> Iterator[tuple[str, object, str]]:
-    """Entries as they are after a reload: new ones, but for those that wait for a restart."""
+    """Yield entries as they are after a reload: new ones, but for those that wait for a restart."""
     yield from (entry for entry in new.entries() if entry[0] not in waiting)
     yield from (entry for entry in old.entries() if entry[0] in waiting)
 
@@ -362,7 +362,7 @@ def _keep_private(folder: Path) -> None:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Every connection needs a file descriptor; take as many as the system allows, and say if that is too few."""
+    """Raise the limit of open files: a descriptor per connection; as many as allowed, and say if that is too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -425,7 +425,7 @@ def _broker_options(config: Config) -> BrokerOptions:
 
 
 def _contexts(config: Config) -> dict[str, Served]:
-    """The TLS contexts of all listeners that are on."""
+    """Return the TLS contexts of all listeners that are on."""
     found: dict[str, Served] = {}
     for kind, options in (("tls", config.listeners.tls), ("wss", config.listeners.wss)):
         if addresses(options.bind):
@@ -440,7 +440,7 @@ def _contexts(config: Config) -> dict[str, Served]:
 
 
 def _endpoints(config: Config, tls: dict[str, Served]) -> list[Endpoint]:
-    """All addresses of all listeners."""
+    """Return all addresses of all listeners."""
     listeners = config.listeners
     found = [
         Endpoint("tcp", address.host, address.port, None, "", (), listeners.tcp.max_connections)
@@ -457,5 +457,5 @@ def _endpoints(config: Config, tls: dict[str, Served]) -> list[Endpoint]:
         context = tls["wss"].context
         found.append(Endpoint("wss", address.host, address.port, context, wss.path, wss.origins, wss.max_connections))
     if not found:
-        raise ConfigError("all listeners are off: nobody could connect")
+        raise ConfigError("all listeners are off: no client could connect")
     return found

@@ -124,7 +124,7 @@ class Tasks:
         log.error("task_failed", task=name, error=_short(error), traceback=text[-MAX_TRACEBACK:], **more)
 
     def standing_still(self) -> list[StandingStill]:
-        """Tasks that have failed and do not run well again yet."""
+        """Return tasks that have failed and do not run well again yet."""
         now = asyncio.get_running_loop().time()
         for run in [run for run in self._troubled if not run.waiting and now - run.began >= STEADY]:
             del self._troubled[run]
@@ -132,7 +132,7 @@ class Tasks:
         return [StandingStill(run.name, run.error, run.failures) for run in self._troubled]
 
     def troubles(self) -> list[str]:
-        """The same in words, for an operator; at most `MAX_TOLD` of them."""
+        """Return the same in words, for an operator; at most `MAX_TOLD` of them."""
         found = self.standing_still()
         told = [str(task) for task in found[:MAX_TOLD]]
         if len(found) > MAX_TOLD:
@@ -141,7 +141,7 @@ class Tasks:
 
 
 def label_of(name: str) -> str:
-    """The part of a task's name that comes from the code (rule 3)."""
+    """Return the part of a task's name that comes from the code (rule 3)."""
     return ".".join(name.split(".", 2)[:2])
 
 

@@ -77,7 +77,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options before the noun."""
+    """Take the options before the noun."""
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ class Job:
         return self.order.trigger(vins, self.batch_id(vins))
 
     def size_bytes(self) -> int:
-        """Bytes of all messages that the broker is sent, without their headers."""
+        """Return how many bytes the messages to the broker have together, without their headers."""
         return len(self.data) + sum(len(self.trigger(vins)) for vins in self.batches())
 
 

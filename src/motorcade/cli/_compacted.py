@@ -172,7 +172,7 @@ def follow(
 
 
 def moment(text: str) -> dict[str, float]:
-    """`2h` (so long ago), an ISO 8601 time (that of this machine unless it has a zone), or `@` and seconds."""
+    """Parse `2h` (so long ago), an ISO 8601 time (that of this machine unless it has a zone), or `@` and seconds."""
     from motorcade.core.moment import seconds_of
 
     if text.startswith("@") and len(text) <= _LONGEST and text[1:].isascii() and text[1:].isdigit():

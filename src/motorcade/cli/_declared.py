@@ -135,7 +135,7 @@ def print_messages(found: Iterable[dict[str, Any]], as_json: bool) -> None:
 
 
 def print_message(message: dict[str, Any]) -> None:
-    """Position, topic and payload, not flushed."""
+    """Print position, topic and payload, not flushed."""
     text = message["payload"]
     payload = b64decode(text) if message["encoding"] == "base64" else text.encode()
     _output.write_bytes(f"{message['position']} {message['topic']} ".encode() + payload + b"\n")

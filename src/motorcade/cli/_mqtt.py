@@ -116,7 +116,7 @@ _PROPERTIES: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 def message_properties(named: list[str], user: list[str], *, five: bool) -> Properties:
-    """`--property NAME=VALUE` and `--user-property KEY=VALUE`."""
+    """Parse `--property NAME=VALUE` and `--user-property KEY=VALUE`."""
     from motorcade.mqtt.properties import Properties
 
     if (named or user) and not five:

@@ -22,7 +22,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
 
 
 def settings(options: list[str]) -> dict[str, object]:
-    """`a.b=1` as {"a": {"b": 1}}."""
+    """Parse `a.b=1` into {"a": {"b": 1}}."""
     tree: dict[str, object] = {}
     for option in options:
         key, found, text = option.partition("=")
@@ -43,7 +43,7 @@ def settings(options: list[str]) -> dict[str, object]:
 
 
 def duration(text: str) -> float:
-    """`7d`, `12h`, `30m`, `45s` or plain seconds, in seconds."""
+    """Parse `7d`, `12h`, `30m`, `45s` or plain seconds; return seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if found is None:
         raise typer.BadParameter(f"{text!r} is no duration; write 7d, 12h, 30m, 45s, or 0 for no limit")

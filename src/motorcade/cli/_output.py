@@ -54,7 +54,7 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def write_bytes(data: bytes) -> None:
-    """Bytes of messages, not flushed: as they are into a file or pipe, with escapes on a terminal."""
+    """Write bytes of messages, not flushed: as they are into a file or pipe, with escapes on a terminal."""
     if sys.stdout.isatty():
         data = printable(data.decode("utf-8", "backslashreplace"), "\n\t").encode()
     sys.stdout.buffer.write(data)

@@ -129,14 +129,14 @@ def store_url(where: StoreLocation) -> str:
 
 
 def trigger_of(kind: str, every: float) -> Trigger:
-    """`--trigger` and `--every` together."""
+    """Combine `--trigger` and `--every`."""
     from motorcade.pipelines.runner import Trigger, TriggerKind
 
     return Trigger(TriggerKind(kind), every)
 
 
 def settings_of(options: list[str] | None) -> dict[str, str]:
-    """`--set spark.KEY=VALUE`, as Spark takes them."""
+    """Parse `--set spark.KEY=VALUE`, as Spark takes them."""
     pairs = (option.partition("=") for option in options or [])
     return {key: value for key, _, value in pairs}
 
@@ -157,7 +157,7 @@ class Running:
         self.display.tell(words)
 
     def follow(self, start: Callable[[], StreamingQuery] | DataStreamWriter, trigger: Trigger) -> RunOutcome:
-        """`runner.follow` with the progress of this command."""
+        """Run `runner.follow` with the progress of this command."""
         from motorcade.pipelines import runner
 
         return runner.follow(start, self.folder, trigger, self.display.batch)
@@ -272,7 +272,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 @contextmanager
 def _interruptible(words: str) -> Iterator[None]:
-    """SIGTERM as Ctrl-C, said in our words."""
+    """Treat SIGTERM as Ctrl-C, and say `words`."""
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -101,7 +101,7 @@ def ingest(
     *,
     chosen: StoreFlags,
 ) -> None:
-    """Messages into Parquet files by type and day, each once; what is wrong with the others is said beside them."""
+    """Write messages into Parquet files by type and day, each once; what is wrong with others is said beside them."""
     from motorcade.pipelines import runner
     from motorcade.pipelines import schema as schemas
 

@@ -114,7 +114,7 @@ class _Bar:
 
 @contextmanager
 def display(quiet: bool) -> Iterator[Display]:
-    """Whatever suits standard error."""
+    """Choose the display that suits standard error."""
     if quiet:
         yield Silent()
     elif not sys.stderr.isatty():
@@ -130,7 +130,7 @@ def display(quiet: bool) -> Iterator[Display]:
 
 
 def line(batch: BatchProgress) -> str:
-    """`batch 7: 20000 rows in 1.2 s (16667/s), 5000 behind; dead 3`."""
+    """Format a batch: `batch 7: 20000 rows in 1.2 s (16667/s), 5000 behind; dead 3`."""
     speed = f" ({batch.rows / batch.seconds:.0f}/s)" if batch.seconds else ""
     behind = f", {batch.behind} behind" if batch.behind is not None else ""
     told = f"batch {batch.number}: {batch.rows} rows in {batch.seconds:.1f} s{speed}{behind}"
@@ -139,6 +139,6 @@ def line(batch: BatchProgress) -> str:
 
 
 def counted(counts: Mapping[str, object]) -> str:
-    """`written (position 19985), dead (not_json 3), late 2`; what is empty is left out."""
+    """Format counts: `written (position 19985), dead (not_json 3), late 2`; what is empty is left out."""
     parts = {name: f"({counted(value)})" if isinstance(value, Mapping) else value for name, value in counts.items()}
     return ", ".join(f"{name} {value}" for name, value in parts.items() if value not in {None, "()"})

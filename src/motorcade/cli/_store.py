@@ -1,4 +1,4 @@
-"""Which store a command means: the one that is named, that of the running node, or the one `serve` would find."""
+"""The store that a command means: the named one, that of the running node, or the one `serve` would find."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def find_store(
 
 
 def _store_of_node(http: str, token: str | None) -> tuple[str, str] | None:
-    """URL of the store of the node that runs at an address, and how it is known; None: no node answers there."""
+    """Return the URL of the store of the node at an address, and how it is known; None: no node answers there."""
     control = _control.ControlClient(http, token)
     try:
         name, view = control.call("GET", "node")["node"], control.call("GET", "store")

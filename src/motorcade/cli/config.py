@@ -73,7 +73,7 @@ def show(
 def _entries(
     config: Path | None, http: str | None, token: str | None, given: set[str]
 ) -> tuple[list[tuple[str, object, str]], str]:
-    """Key, value and origin of everything, and whose they are; `given` are the options of the command line."""
+    """Return key, value and origin of everything, and whose they are; `given` are the options of the command line."""
     from motorcade import config as configuration
 
     loaded = configuration.load(config, os.environ, {})

@@ -50,7 +50,7 @@ CheckDigit = Annotated[bool, typer.Option("--check-digit", help="Check the ninth
 
 @dataclass(frozen=True)
 class DeliveryFlags:
-    """How a message is delivered; also used by `pipeline run audience`."""
+    """The options of a message's delivery; also used by `pipeline run audience`."""
 
     expires: Annotated[
         float | None,

@@ -106,7 +106,7 @@ def audit(
     *,
     chosen: StoreFlags,
 ) -> None:
-    """Is every accepted delivery in one final state, or pending? Exit code 1 and a list of those that are not.
+    """Check that each accepted delivery is in one final state or pending. Exit code 1 and a list of those that are not.
 
     A request that nothing is known of is exit code 1, too.
 

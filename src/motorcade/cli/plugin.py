@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 @verb(app, "list")
 def list_(*, node: _control.NodeFlags) -> None:
-    """Plugins of the node."""
+    """List the plugins of the node."""
     plugins = node.call("GET", "plugins")["data"]
     node.print(plugins, lambda found: _output.print_list(("name", "origin", "description"), found, "plugins"))
 

@@ -56,7 +56,7 @@ def check(*, given: NodeStoreFlags) -> None:
 
 @verb(app)
 def stats(*, given: NodeStoreFlags) -> None:
-    """Sizes and counts."""
+    """Show sizes and counts."""
     where = given.find()
     found = _stats_embedded(where) if where.path is not None else asyncio.run(_stats_shared(where))
     if given.as_json:
@@ -424,7 +424,7 @@ def _readable(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str | Callable[[], str]], None]]:
-    """`show(text)`: one line that changes, if a person watches; text that costs something comes as a function."""
+    """Yield `show(text)`: one line that changes, if a person watches; text that costs something comes as a function."""
     if not sys.stderr.isatty():
         yield lambda _text: None
         return

@@ -6,8 +6,8 @@
     token     everything but health wants `Authorization: Bearer TOKEN`; where the node has made the token itself, on
               loopback, metrics are open too
 
-Without a token, which must be configured, only loopback may be listened on; `HttpServer` sees to that. Whoever asks
-without one there may do everything but take access control away (`has_token`).
+Without a token, which must be configured, only loopback may be listened on; `HttpServer` sees to that. A caller
+without one may do everything but take access control away (`has_token`).
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     """Return the routes of the probes."""
 
     async def healthz(_request: Request) -> Response:
-        """Alive: restart the node if this fails. It fails (503) when the broker's loop does not answer."""
+        """Tell that the node lives: restart it if this fails. It fails (503) when the broker's loop does not answer."""
         await bridge.call(control.health)
         return answer({"status": "ok"})
 
     async def readyz(_request: Request) -> Response:
-        """Ready: send clients elsewhere while this says 503."""
+        """Tell that the node is ready: send clients elsewhere while this says 503."""
         health = await bridge.call(control.health)
         if not health.ready:
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "; ".join(health.reasons), {"Retry-After": RETRY_AFTER})

@@ -50,7 +50,7 @@ class HttpServer:
     def __init__(
         self, control: Control, host: str, port: int, token: Token = OPEN, supervisor: Tasks | None = None
     ) -> None:
-        """`ConfigError` if others than this machine could reach it without a token."""
+        """Raise `ConfigError` if others than this machine could reach it without a token."""
         local = is_loopback(host)
         if not local and not (token.text and token.required):
             raise ConfigError(f"http.bind: {host or '*'}:{port} is not loopback; set http.token, or bind to 127.0.0.1")
@@ -95,7 +95,7 @@ class HttpServer:
             raise ConfigError("the HTTP server could not start; the log says why")
 
     async def _stay(self) -> None:
-        """As long as the thread runs; begin it again if it has ended before."""
+        """Wait as long as the thread runs; begin it again if it has ended before."""
         if self._ended.is_set():
             await self._begin(_open_sockets(self._host, self._port))
             log.warning("http_goes_on", address=self.address)
@@ -209,7 +209,7 @@ class _Server(uvicorn.Server):
         _tell(self._broker_loop, self._listening)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
+        """Run ten times a second."""
         self._close_silent(monotonic())
         return await super().on_tick(counter)
 
@@ -236,7 +236,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _open_sockets(host: str, port: int) -> list[socket.socket]:
-    """Bound sockets for all addresses that the host has, or none and an `OSError`."""
+    """Return bound sockets for all addresses that the host has, or none and an `OSError`."""
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -116,7 +116,7 @@ def find_token(address: str, environ: Mapping[str, str], data: Iterable[Path] = 
 
 
 def users_listening(port: str) -> set[int]:
-    """Users that listen on a port of this machine; none if the system does not tell."""
+    """Return users that listen on a port of this machine; none if the system does not tell."""
     found: set[int] = set()
     for table in _TABLES:
         with suppress(OSError, ValueError, IndexError):

@@ -15,7 +15,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     """Return the routes. A client id is one segment of the path: a slash in it is written `%2F`."""
 
     async def index(request: Request) -> Response:
-        """`?limit&cursor&search`; pass `meta.cursor` to get the next page, until it is null."""
+        """Answer `?limit&cursor&search`; pass `meta.cursor` to get the next page, until it is null."""
         cursor, limit = page_of(request, MAX_CLIENTS)
         page = await bridge.call(control.clients, cursor, limit, request.query_params.get("search", ""))
         return listing(page.clients, count=page.count, cursor=page.cursor)

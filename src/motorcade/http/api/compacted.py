@@ -63,7 +63,7 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     """Return the routes. A node without the plugin answers 404 and says which one to load."""
 
     async def index(request: Request) -> Response:
-        """`?limit&cursor`, in the order of their names; pass `meta.cursor` to get the next page, until it is null."""
+        """Answer `?limit&cursor`, in the order of names; pass `meta.cursor` to get the next page, until it is null."""
         form = _form(request)
         cursor, limit = page_of(request, MAX_FOUND)
         found = await bridge.call_slow(control.ask_compacted, lambda compacted: compacted.list(form, cursor, limit + 1))

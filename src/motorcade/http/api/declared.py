@@ -41,7 +41,7 @@ def _noun(plural: str, control: Control, bridge: Bridge) -> list[Route]:
         return answer(_shown(view), HTTPStatus.CREATED)
 
     async def change(request: Request) -> Response:
-        """PUT replaces all options, PATCH those that are given."""
+        """Change options: PUT replaces all, PATCH those that are given."""
         given = await body(request, dict[str, Any])
         keep = request.method == "PATCH"
         name = request.path_params["name"]

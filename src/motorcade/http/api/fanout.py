@@ -76,13 +76,13 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
 
 def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
     async def index(request: Request) -> Response:
-        """`?limit&cursor`, in the order of the ids; pass `meta.cursor` to get the next page, until it is null."""
+        """Answer `?limit&cursor`, in the order of ids; pass `meta.cursor` to get the next page, until it is null."""
         cursor, limit = page_of(request, MAX_FOUND)
         found = await bridge.call_slow(control.ask_fanout, lambda fanout: fanout.requests(cursor, limit + 1))
         return first_of(found, limit, lambda view: view.request_id)
 
     async def targets(request: Request) -> Response:
-        """`?state&limit&cursor`; `meta.count` is the number on this page."""
+        """Answer `?state&limit&cursor`; `meta.count` is the number on this page."""
         request_id, state = request.path_params["request_id"], _state(request)
         cursor, limit = page_of(request, MAX_TARGETS)
         found = await bridge.call_slow(
@@ -93,7 +93,7 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
         return listing(found, cursor=found[-1].delivery_id if len(found) == limit else None)
 
     async def send(request: Request) -> Response:
-        """202 when the batch is as durable as the store promises; which vehicles have got it is told later."""
+        """Answer 202 when the batch is as durable as the store promises; which vehicles got it is told later."""
         batch = await body(request, SendRequest, MAX_BATCH)
         request_id, data = request.path_params["request_id"], batch.payload()
         accepted = await bridge.call_slow(
@@ -119,7 +119,7 @@ def _requests(control: Control, bridge: Bridge, one: str) -> list[Row]:
 
 def _collections(control: Control, bridge: Bridge) -> list[Row]:
     async def start(_request: Request) -> Response:
-        """202: it has begun; ask by GET how far it is."""
+        """Begin a collection and answer 202; ask by GET how far it is."""
         return answer(await bridge.call(control.start_collection), HTTPStatus.ACCEPTED)
 
     async def show(_request: Request) -> Response:

@@ -12,7 +12,7 @@ from motorcade.http.bridge import Bridge
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """Version, state, listeners, sizes."""
+    """Return the routes to version, state, listeners and sizes."""
 
     async def show(_request: Request) -> Response:
         return answer(await bridge.call(control.node))

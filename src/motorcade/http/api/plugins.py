@@ -27,7 +27,7 @@ class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
-    """Plugins by name."""
+    """Return the routes to plugins by name."""
 
     async def index(_request: Request) -> Response:
         """List loaded plugins; `meta.available` has name and origin of installed ones that are not loaded."""
