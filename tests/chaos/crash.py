@@ -147,7 +147,7 @@ class Run(rounds.NodeRun[Options, Verdict]):
 
     async def epilogue(self) -> None:
         """Kill once more, and speak to everybody once more: what would come twice comes before that."""
-        if self.options.kill != "nobody":
+        if self.options.kill != "none":
             await self.victim.kill()
             self.killed("drained")
             await self.start()
@@ -208,7 +208,7 @@ def _options(arguments: list[str]) -> list[Options]:
         "tests.chaos.crash", __doc__, rate=Options.rate, pace="messages per second of each publisher"
     )
     line.add_argument("--qos", type=_qos, default="1,2", help="QoS of the messages")
-    line.add_argument("--kill", choices=("node", "redis", "both", "nobody"), default="node", help="who is killed")
+    line.add_argument("--kill", choices=("node", "redis", "both", "none"), default="node", help="who is killed")
     given = line.parse_args(arguments)
     for engine in given.engine:
         if given.kill in {"redis", "both"} and not engine.startswith("redis"):
