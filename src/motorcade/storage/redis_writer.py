@@ -350,7 +350,7 @@ class RedisWriter:
         return job.commit
 
     async def write(self, operations: Sequence[Operation], durable: bool = True) -> list[Any]:
-        """Carry out operations of any pipelines; the answers in the same order. Lanes go their own ways."""
+        """Carry out operations of any pipelines; the answers in the same order. Pipelines go their own ways."""
         return (await self.submit([JobStage(operations, durable)]))[0]
 
     def later(self, operation: Operation) -> None:
@@ -582,7 +582,7 @@ class RedisWriter:
                             self._wake(pipeline)
         finally:
             del self._tasks[address]
-            # Lanes that were made ready for this server, and have another one since.
+            # Pipelines that were made ready for this server, and have another one since.
             for pipeline in list(self._ready):
                 if self._servers.master(pipeline.slot) not in self._tasks:
                     del self._ready[pipeline]
