@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-READERS = ("connection", "broker", "fastpath", "commits", "keeper")  #: modules of the broker
+#: Modules of the broker.
+READERS = ("connection", "broker", "fastpath", "session_store", "session_writer", "session_reader")
 
 _replaced: list[ExitStack] = []  # oldest first
 
