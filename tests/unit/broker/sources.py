@@ -1,13 +1,13 @@
 """Sources for tests of the scheduler, and clients that answer as they are told.
 
-    desk = Desk()                      # a kind of source, and the notes of all its instances
-    desk.open(node)
-    desk.answer = lambda clerk, what, desired: [given(1)]
-    desk.clerk.feed.send("go")         # the instance that was made last
-    desk.heard                         # every callback, in order
+    script = SourceScript()              # a kind of source, and the notes of all its instances
+    script.open(node)
+    script.answer = lambda source, what, desired: [given(1)]
+    script.source.feed.send("go")        # the instance that was made last
+    script.heard                         # every callback, in order
 
-A `Clerk` does what its desk says and nothing else; a `Shelf` is a backlog that clients are served from, by sources that
-fetch at once or later, and that remember in their slot how far they have come.
+A `ScriptedSource` does what its script says and nothing else; a `SharedBacklog` serves clients by sources that fetch at
+once or later, and that remember in their slot how far they have come.
 """
 
 from __future__ import annotations
@@ -56,80 +56,80 @@ def some(count: int, filter_: str = "x", qos: int = 1, first: int = 1) -> list[G
     return [given(number, filter_, qos) for number in range(first, first + count)]
 
 
-class Clerk(Source):
-    """Notes what it hears, and answers what its desk says."""
+class ScriptedSource(Source):
+    """Notes what it hears, and answers what its script says."""
 
-    def __init__(self, feed: Feed, desk: Desk) -> None:
+    def __init__(self, feed: Feed, script: SourceScript) -> None:
         super().__init__(feed)
-        self.desk = desk
-        self.number = len(desk.clerks)
+        self.script = script
+        self.number = len(script.sources)
         self.over = False
-        desk.clerks.append(self)
-        desk.made(self)
+        script.sources.append(self)
+        script.made(self)
 
     @fatal
     def _note(self, *what: Any) -> None:
         assert not self.over, f"{what} after terminate"
-        self.desk.heard.append(what)
+        self.script.heard.append(what)
 
     def subscribe(self, subscription: Subscription, why: Why) -> bool:
         self._note("subscribe", subscription.filter, why)
-        return self.desk.takes(self, subscription, why)
+        return self.script.takes(self, subscription, why)
 
     def unsubscribe(self, filter_: str, why: Why) -> None:
         self._note("unsubscribe", filter_, why)
-        self.desk.leaves(self, filter_, why)
+        self.script.leaves(self, filter_, why)
 
     def terminate(self) -> None:
         self._note("terminate")
         self.over = True
-        self.desk.ends(self)
+        self.script.ends(self)
 
     def info(self, what: object, desired: int) -> Answer:
         self._note("info", what, desired)
-        return self.desk.answer(self, what, desired)
+        return self.script.answer(self, what, desired)
 
     def delivered(self, given: Given, ack: Ack) -> Answer:
         self._note("delivered", given.tag, ack)
-        return self.desk.after(self, given, ack)
+        return self.script.after(self, given, ack)
 
 
-class AskedClerk(Clerk):
+class AskedSource(ScriptedSource):
     """Wants to be asked before a message is sent."""
 
     def sending(self, given: Given) -> Message | None:
         self._note("sending", given.tag)
-        return self.desk.at_last(given)
+        return self.script.at_last(given)
 
 
-class RunClerk(Clerk):
+class RunSource(ScriptedSource):
     """Hears of several deliveries at once."""
 
     def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
         self._note("delivered_run", [one.tag for one in given], ack)
-        return self.desk.after(self, given[-1], ack)
+        return self.script.after(self, given[-1], ack)
 
 
-class Desk:
+class SourceScript:
     """A kind of source under test."""
 
-    def __init__(self, name: str = "desk", *, asked: bool = False, runs: bool = False, **options: Any) -> None:
-        sort = AskedClerk if asked else RunClerk if runs else Clerk
+    def __init__(self, name: str = "script", *, asked: bool = False, runs: bool = False, **options: Any) -> None:
+        sort = AskedSource if asked else RunSource if runs else ScriptedSource
         self.heard: list[tuple[Any, ...]] = []
-        self.clerks: list[Clerk] = []
+        self.sources: list[ScriptedSource] = []
         self.kind = SourceType(name, lambda feed: sort(feed, self), "test", **options)
-        self.made: Callable[[Clerk], None] = lambda clerk: None
-        self.takes: Callable[[Clerk, Subscription, Why], bool] = lambda clerk, subscription, why: True
-        self.leaves: Callable[[Clerk, str, Why], None] = lambda clerk, filter_, why: None
-        self.ends: Callable[[Clerk], None] = lambda clerk: None
+        self.made: Callable[[ScriptedSource], None] = lambda source: None
+        self.takes: Callable[[ScriptedSource, Subscription, Why], bool] = lambda source, subscription, why: True
+        self.leaves: Callable[[ScriptedSource, str, Why], None] = lambda source, filter_, why: None
+        self.ends: Callable[[ScriptedSource], None] = lambda source: None
         #: `info`: by default, what is sent is what is given
-        self.answer: Callable[[Clerk, Any, int], Answer] = lambda clerk, what, desired: (
+        self.answer: Callable[[ScriptedSource, Any, int], Answer] = lambda source, what, desired: (
             what if isinstance(what, Sequence) and not isinstance(what, str) else None
         )
-        self.after: Callable[[Clerk, Given, Ack], Answer] = lambda clerk, given, ack: None
+        self.after: Callable[[ScriptedSource, Given, Ack], Answer] = lambda source, given, ack: None
         self.at_last: Callable[[Given], Message | None] = lambda given: given.message
 
-    def open(self, node: MemoryNode) -> Desk:
+    def open(self, node: MemoryNode) -> SourceScript:
         node.state.shared.sources.register(self.kind)
         node.turn()
         return self
@@ -139,12 +139,12 @@ class Desk:
         node.turn()
 
     @property
-    def clerk(self) -> Clerk:
-        return self.clerks[-1]
+    def source(self) -> ScriptedSource:
+        return self.sources[-1]
 
     @property
     def slot(self) -> SourceSlot:
-        feed = self.clerk.feed
+        feed = self.source.feed
         assert isinstance(feed, InstanceFeed)
         return feed._slot
 
@@ -161,11 +161,11 @@ class Desk:
 
     def give(self, node: MemoryNode, *what: Given) -> None:
         """The instance that was made last gives messages in the next turn."""
-        self.clerk.feed.send(list(what))
+        self.source.feed.send(list(what))
         node.turn()
 
 
-class Shelf:
+class SharedBacklog:
     """A backlog, and a kind of source that serves clients from it, each from where it was before."""
 
     def __init__(
@@ -178,23 +178,23 @@ class Shelf:
         self.most = 0  #: the largest number it was ever told
         self.kind = SourceType(name, lambda feed: Reader(feed, self), "test", prefix=filter_, **options)
 
-    def open(self, node: MemoryNode) -> Shelf:
+    def open(self, node: MemoryNode) -> SharedBacklog:
         node.state.shared.sources.register(self.kind)
         node.turn()
         return self
 
 
 class Reader(Source):
-    """Reads a shelf as there is room."""
+    """Reads a backlog as there is room."""
 
-    def __init__(self, feed: Feed, shelf: Shelf) -> None:
+    def __init__(self, feed: Feed, backlog: SharedBacklog) -> None:
         super().__init__(feed)
-        self.shelf = shelf
+        self.backlog = backlog
         self.next = 0
         self.fetching = 0
 
     def subscribe(self, subscription: Subscription, why: Why) -> bool:
-        if subscription.filter != self.shelf.filter:
+        if subscription.filter != self.backlog.filter:
             return False
         self.next = self.feed.kept or 0
         self.feed.send("more")
@@ -205,29 +205,29 @@ class Reader(Source):
         self.feed.kept = unsent[0].tag if unsent else self.next
 
     def info(self, what: object, desired: int) -> Answer:
-        self.shelf.most = max(self.shelf.most, desired)
+        self.backlog.most = max(self.backlog.most, desired)
         if isinstance(what, tuple):
             self.fetching = 0
             return self._give(what[1])
         return self._more(desired)
 
     def delivered(self, given: Given, ack: Ack) -> Answer:
-        self.shelf.most = max(self.shelf.most, ack.desired)
+        self.backlog.most = max(self.backlog.most, ack.desired)
         return self._more(ack.desired)
 
     def _more(self, desired: int) -> Answer:
-        wanted = min(desired, self.shelf.count - self.next)
+        wanted = min(desired, self.backlog.count - self.next)
         if not wanted or self.fetching:
             return None
-        if self.shelf.delay is None:
+        if self.backlog.delay is None:
             return self._give(wanted)
         self.fetching = wanted
-        self.feed.send_later(self.shelf.delay, ("fetched", wanted))
+        self.feed.send_later(self.backlog.delay, ("fetched", wanted))
         return None
 
     def _give(self, count: int) -> list[Given]:
         first, self.next = self.next, self.next + count
-        return [given(n, self.shelf.filter, self.shelf.qos) for n in range(first, self.next)]
+        return [given(n, self.backlog.filter, self.backlog.qos) for n in range(first, self.next)]
 
 
 # --- the client's side --------------------------------------------------------------------------------------------

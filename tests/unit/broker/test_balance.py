@@ -37,7 +37,7 @@ from motorcade.mqtt.properties import Properties
 from motorcade.storage.ports import StoreError
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Peer, Turns, standing
-from tests.unit.broker.sources import Desk, given
+from tests.unit.broker.sources import SourceScript, given
 
 STEPS = 80
 DEEDS = (
@@ -101,7 +101,7 @@ class Conversation:
         self.peers: dict[str, Peer] = {}
         self.guarded = chance.random() < 0.5
         self.denied: set[str] = set()
-        self.desk = Desk(prefix="x") if chance.random() < 0.3 else None
+        self.script = SourceScript(prefix="x") if chance.random() < 0.3 else None
 
     def run(self) -> None:
         with standing(self.node.clock):
@@ -121,14 +121,14 @@ class Conversation:
 
     def give(self) -> None:
         """A source gives messages to the client that has subscribed to it last."""
-        if self.desk is not None and self.desk.clerks and not self.desk.clerk.over:
+        if self.script is not None and self.script.sources and not self.script.source.over:
             qos, end = self.chance.randrange(3), self.chance.choice([None, self.node.clock.now + 5])
             payload = b"x" * self.chance.choice([1, 200])
-            self.desk.give(self.node, *(given(number, "x", qos, payload, expires_at=end) for number in (1, 2, 3)))
+            self.script.give(self.node, *(given(number, "x", qos, payload, expires_at=end) for number in (1, 2, 3)))
 
     def guard(self) -> None:
-        if self.desk is not None:
-            self.desk.open(self.node)
+        if self.script is not None:
+            self.script.open(self.node)
         if self.guarded:
             self.node.hooks.add("client.authorize", Callback(self.decide, 0, "access"))
             self.node.turn()
@@ -220,7 +220,7 @@ class Conversation:
                 peer.send(Subscribe(1, (Subscription(topic, self.chance.randrange(3)),)))
         if self.chance.random() < 0.3 and peer.open:
             peer.send(Subscribe(2, (Subscription(GROUP, self.chance.randrange(3)),)))
-        if self.desk is not None and peer.open:
+        if self.script is not None and peer.open:
             peer.send(Subscribe(3, (Subscription("x", self.chance.randrange(3)),)))
 
     def acknowledge(self, peer: Peer) -> None:
@@ -254,7 +254,7 @@ class Conversation:
         found = exported(self.node)
         balanced(found)
         of_sources = found["motorcade_messages_routed_total"] - self.copies
-        assert of_sources >= 0 if self.desk is not None else not of_sources
+        assert of_sources >= 0 if self.script is not None else not of_sources
         assert self.unheard == found["motorcade_messages_dropped_total{no_subscribers}"]
         assert self.number == found["motorcade_messages_total{in}"]
         waiting = sum(len(session.queue or ()) for session in self.node.state.registry.sessions.values())

@@ -22,7 +22,7 @@ from motorcade.mqtt.packets import Connect, Disconnect, Puback, Publish, Pubrec,
 from motorcade.mqtt.properties import Properties
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, standing
-from tests.unit.broker.sources import Shelf
+from tests.unit.broker.sources import SharedBacklog
 
 LASTING = Properties(session_expiry=1_000_000)
 KINDS = (
@@ -61,7 +61,7 @@ def test_a_session_that_has_ended_is_freed() -> None:
                 node = MemoryNode(SessionOptions(window=4), store=HeldStore() if stored else None)
                 stack.enter_context(standing(node.clock))
                 stack.enter_context(without_collector())
-                Shelf("s", 50).open(node)
+                SharedBacklog("s", 50).open(node)
                 publisher = node.client("p")
                 node.subscribe(node.client("q", properties=LASTING), ("live", 1))
                 publisher.send(Publish("live", b"", 1, packet_id=1))

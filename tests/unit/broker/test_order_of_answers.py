@@ -62,7 +62,7 @@ def test_a_qos_2_id_is_stored_after_what_plugins_store(node: MemoryNode, store: 
     def keep(_client: ClientInfo | None, message: Message) -> None:
         acknowledge_after(message, done)
 
-    node.hooks.add("message.publish", Callback(keep, 0, "keeper"))
+    node.hooks.add("message.publish", Callback(keep, 0, "test"))
     client = durable(node, "publisher")
     client.send(Publish("t", b"", 2, packet_id=7))
     assert [] == kinds(client)

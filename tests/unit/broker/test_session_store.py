@@ -973,7 +973,7 @@ def test_a_publisher_is_not_told_that_nobody_hears_what_a_plugin_has_taken(make:
         def keep(_client: ClientInfo | None, message: Message, taken: bool = taken) -> None:
             acknowledge_after(message, Commit.stored(None), taken=taken)
 
-        world.node.hooks.add("message.publish", Callback(keep, 0, "keeper"))
+        world.node.hooks.add("message.publish", Callback(keep, 0, "test"))
         publisher = world.join("p")
         publisher.send(Publish("t", b"m", 1, packet_id=1))
         world.turn()

@@ -27,10 +27,10 @@ from motorcade.mqtt.properties import NONE, Properties
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Peer, Turns, standing
 from tests.unit.broker.sources import (
-    AskedClerk,
-    Clerk,
-    Desk,
-    Shelf,
+    AskedSource,
+    ScriptedSource,
+    SharedBacklog,
+    SourceScript,
     acknowledge,
     answer,
     given,
@@ -75,10 +75,12 @@ def connect(node: MemoryNode, *, version: int = 5, clean: bool = False, expiry: 
     return peer
 
 
-def arrive(node: MemoryNode, *desks: Desk, filters: tuple[tuple[str, int], ...] = (("x", 1),), **more: Any) -> Peer:
+def arrive(
+    node: MemoryNode, *scripts: SourceScript, filters: tuple[tuple[str, int], ...] = (("x", 1),), **more: Any
+) -> Peer:
     """Kinds are there, and a client has subscribed."""
-    for desk in desks:
-        desk.open(node)
+    for script in scripts:
+        script.open(node)
     peer = connect(node, **more)
     peer.take()
     subscribe(node, peer, *filters)
@@ -114,7 +116,7 @@ def publishes(packets: list[Packet]) -> list[Publish]:
 
 def test_a_kind_has_an_instance_per_filter_or_one_for_all_filters_of_a_client(node: MemoryNode) -> None:
     """`feed.client` is the client whose source it is; an instance ends with its last filter."""
-    each, all_ = Desk("each").open(node), Desk("all", multi_topic=True).open(node)
+    each, all_ = SourceScript("each").open(node), SourceScript("all", multi_topic=True).open(node)
     peers = {name: node.client(name) for name in ("car", "van")}
     for peer in peers.values():
         subscribe(node, peer, ("x", 1), ("y", 1))
@@ -122,14 +124,14 @@ def test_a_kind_has_an_instance_per_filter_or_one_for_all_filters_of_a_client(no
     assert [("car", ["x", "y"]), ("van", ["x", "y"])] == _served(all_)
     assert [("subscribe", "x", Why.NEW), ("subscribe", "y", Why.NEW)] == each.heard[:2] == all_.heard[:2]
     unsubscribe(node, peers["car"], "x")
-    assert [False, False] == [clerk.over for clerk in all_.clerks]
+    assert [False, False] == [source.over for source in all_.sources]
     unsubscribe(node, peers["car"], "y")
-    assert [True, False] == [clerk.over for clerk in all_.clerks]
-    assert [True, True, False, False] == [clerk.over for clerk in each.clerks]
+    assert [True, False] == [source.over for source in all_.sources]
+    assert [True, True, False, False] == [source.over for source in each.sources]
 
 
-def _served(desk: Desk) -> list[tuple[str, list[str]]]:
-    return [(clerk.feed.client.client_id, list(clerk.feed.subscriptions)) for clerk in desk.clerks]
+def _served(script: SourceScript) -> list[tuple[str, list[str]]]:
+    return [(source.feed.client.client_id, list(source.feed.subscriptions)) for source in script.sources]
 
 
 def test_only_filters_with_the_prefix_that_the_kind_wants_are_offered(node: MemoryNode) -> None:
@@ -140,36 +142,36 @@ def test_only_filters_with_the_prefix_that_the_kind_wants_are_offered(node: Memo
         asked.append((client.client_id, subscription.filter, why))
         return subscription.filter == "$q/y"
 
-    desk, broken = Desk(prefix="$q/", wants=wants), Desk("broken", wants=_raising)
-    peer = arrive(node, desk, broken, filters=(("x", 1), ("$q/x", 1), ("$q/y", 1), ("$share/g/$q/y", 1)))
-    assert [("subscribe", "$q/y", Why.NEW)] == desk.heard
+    script, broken = SourceScript(prefix="$q/", wants=wants), SourceScript("broken", wants=_raising)
+    peer = arrive(node, script, broken, filters=(("x", 1), ("$q/x", 1), ("$q/y", 1), ("$share/g/$q/y", 1)))
+    assert [("subscribe", "$q/y", Why.NEW)] == script.heard
     assert {("car", "$q/x", Why.NEW), ("car", "$q/y", Why.NEW)} == set(asked)
     assert [Suback(1, (ReasonCode(1),) * 4)] == peer.take()
-    assert [] == broken.clerks and broken.kind.counters["failed"]
+    assert [] == broken.sources and broken.kind.counters["failed"]
 
 
 def test_a_filter_that_nobody_takes_costs_nothing(node: MemoryNode) -> None:
     """`subscribe` answers False: the instance ends, and nothing is left; at the return it is offered once."""
-    desk = Desk()
-    desk.takes = lambda clerk, subscription, why: False
-    peer = arrive(node, desk)
-    assert [("subscribe", "x", Why.NEW), ("terminate",)] == desk.heard
+    script = SourceScript()
+    script.takes = lambda source, subscription, why: False
+    peer = arrive(node, script)
+    assert [("subscribe", "x", Why.NEW), ("terminate",)] == script.heard
     assert session_of(node).scheduler is None
     part(node, peer)
-    desk.heard.clear()
+    script.heard.clear()
     connect(node)
-    assert [("subscribe", "x", Why.RESUMED), ("terminate",)] == desk.heard
+    assert [("subscribe", "x", Why.RESUMED), ("terminate",)] == script.heard
     assert session_of(node).scheduler is None
 
 
 def test_subscribing_again_changes_nothing_but_the_options(node: MemoryNode) -> None:
     """Without `renew` a source goes on; what it has given is sent with the new QoS and identifier."""
-    desk = Desk()
-    peer = arrive(node, desk, filters=(("x", 1),))
-    desk.give(node, *some(WINDOW + 1))
+    script = SourceScript()
+    peer = arrive(node, script, filters=(("x", 1),))
+    script.give(node, *some(WINDOW + 1))
     first = messages(peer)
     subscribe(node, peer, ("x", 0), identifier=9)
-    assert 1 == len(desk.calls("subscribe"))
+    assert 1 == len(script.calls("subscribe"))
     (last,) = messages(peer)
     assert (0, (9,)) == (last.qos, last.properties.subscription_ids)
     assert [()] * WINDOW == [packet.properties.subscription_ids for packet in first]
@@ -177,9 +179,9 @@ def test_subscribing_again_changes_nothing_but_the_options(node: MemoryNode) -> 
 
 def test_a_repeated_subscription_that_is_not_wanted_leaves_the_old_one(node: MemoryNode) -> None:
     """With `renew`, but `wants` says no to AGAIN: what the first subscription is owed still comes."""
-    desk = Desk(renew=True, wants=lambda client, subscription, why: why is not Why.AGAIN)
-    peer = arrive(node, desk)
-    desk.give(node, *some(WINDOW + 2))
+    script = SourceScript(renew=True, wants=lambda client, subscription, why: why is not Why.AGAIN)
+    peer = arrive(node, script)
+    script.give(node, *some(WINDOW + 2))
     flying = messages(peer)
     subscribe(node, peer, ("x", 1))
     acknowledge(node, peer, *flying)
@@ -191,127 +193,127 @@ def test_a_repeated_subscription_that_is_not_wanted_leaves_the_old_one(node: Mem
 
 def test_what_a_source_sends_itself_comes_in_order_and_later(node: MemoryNode) -> None:
     """Never inside the call that sends it, be that the constructor; or after a while, unless it is cancelled."""
-    desk = Desk()
-    desk.made = lambda clerk: clerk.feed.send("begin")
-    arrive(node, desk)
-    desk.clerk.feed.send_later(1.0, "late")
-    desk.clerk.feed.send_later(1.0, "cancelled").cancel()
+    script = SourceScript()
+    script.made = lambda source: source.feed.send("begin")
+    arrive(node, script)
+    script.source.feed.send_later(1.0, "late")
+    script.source.feed.send_later(1.0, "cancelled").cancel()
     for what in ("a", "b", "c"):
-        desk.clerk.feed.send(what)
-    assert ["begin"] == [call[1] for call in desk.calls("info")]
+        script.source.feed.send(what)
+    assert ["begin"] == [call[1] for call in script.calls("info")]
     wait(node, 0.9)
-    assert ["begin", "a", "b", "c"] == [call[1] for call in desk.calls("info")]
+    assert ["begin", "a", "b", "c"] == [call[1] for call in script.calls("info")]
     wait(node, 0.2)
-    assert ["late"] == [call[1] for call in desk.calls("info")][4:]
+    assert ["late"] == [call[1] for call in script.calls("info")][4:]
     assert 0 == timers(node)
 
 
 def test_a_source_that_leaves_is_asked_for_nothing(node: MemoryNode) -> None:
     """Without a filter it may give nothing, and RECREATE is no reason to end before the last acknowledgement."""
-    desk = Desk()
-    peer = arrive(node, desk)
-    desk.give(node, *some(2))
+    script = SourceScript()
+    peer = arrive(node, script)
+    script.give(node, *some(2))
     flying = messages(peer)
     unsubscribe(node, peer, "x")
-    desk.answer = lambda clerk, what, desired: RECREATE
-    desk.clerk.feed.send("?")
+    script.answer = lambda source, what, desired: RECREATE
+    script.source.feed.send("?")
     node.turn()
-    assert ("info", "?", 0) == desk.heard[-1]
+    assert ("info", "?", 0) == script.heard[-1]
     acknowledge(node, peer, *flying)
-    assert [1, 2] == desk.tags() and 1 == len(desk.clerks) and 0 == timers(node)
+    assert [1, 2] == script.tags() and 1 == len(script.sources) and 0 == timers(node)
 
 
 def test_a_filter_that_comes_while_there_is_no_instance_is_new_to_the_next(node: MemoryNode) -> None:
     """Also one that is given up and taken again in the meantime: it does not go on where it was."""
-    desk = Desk(multi_topic=True)
-    peer = arrive(node, desk, filters=(("x", 1), ("y", 1)))
-    _recreate(node, desk)
-    assert [("unsubscribe", "x", Why.REMOVED), ("unsubscribe", "y", Why.REMOVED), ("terminate",)] == desk.heard[-3:]
+    script = SourceScript(multi_topic=True)
+    peer = arrive(node, script, filters=(("x", 1), ("y", 1)))
+    _recreate(node, script)
+    assert [("unsubscribe", "x", Why.REMOVED), ("unsubscribe", "y", Why.REMOVED), ("terminate",)] == script.heard[-3:]
     unsubscribe(node, peer, "y")
     subscribe(node, peer, ("y", 1), ("z", 1))
-    desk.heard.clear()
+    script.heard.clear()
     wait(node, BACKOFF)
     assert [
         ("subscribe", "x", Why.RECREATED),
         ("subscribe", "y", Why.NEW),
         ("subscribe", "z", Why.NEW),
-    ] == desk.heard
+    ] == script.heard
 
 
-def _recreate(node: MemoryNode, desk: Desk) -> None:
-    desk.answer = lambda clerk, what, desired: RECREATE if what == "broken" else None
-    desk.clerk.feed.send("broken")
+def _recreate(node: MemoryNode, script: SourceScript) -> None:
+    script.answer = lambda source, what, desired: RECREATE if what == "broken" else None
+    script.source.feed.send("broken")
     node.turn()
 
 
 def test_the_next_instance_hears_what_was_acknowledged_while_there_was_none(node: MemoryNode) -> None:
-    desk = Desk()
-    peer = arrive(node, desk)
-    desk.give(node, *some(2))
+    script = SourceScript()
+    peer = arrive(node, script)
+    script.give(node, *some(2))
     first, second = messages(peer)
-    _recreate(node, desk)
+    _recreate(node, script)
     acknowledge(node, peer, first)
-    assert [] == desk.tags()
+    assert [] == script.tags()
     wait(node, BACKOFF)
     acknowledge(node, peer, second)
-    assert 2 == len(desk.clerks) and [1, 2] == desk.tags()
+    assert 2 == len(script.sources) and [1, 2] == script.tags()
 
 
 def test_a_source_hears_of_the_room_that_an_unsubscribed_filter_leaves(node: MemoryNode) -> None:
     """Nothing else would wake it: none of its messages is in flight, so none will be acknowledged."""
-    other, desk = Desk("other", prefix="o"), Desk("filled", multi_topic=True, prefix="f")
-    peer = arrive(node, other, desk, filters=(("o", 1), ("f/x", 1), ("f/y", 1)))
+    other, script = SourceScript("other", prefix="o"), SourceScript("filled", multi_topic=True, prefix="f")
+    peer = arrive(node, other, script, filters=(("o", 1), ("f/x", 1), ("f/y", 1)))
     other.give(node, *some(WINDOW, "o"))
     flying = messages(peer)
     assert WINDOW == len(flying)  # it is full
-    desk.give(node)
-    desk.give(node, *some(desk.calls("info")[-1][2], "f/x"))  # all that it may
-    assert not desk.slot.promised and desk.slot.buffer
-    desk.heard.clear()
+    script.give(node)
+    script.give(node, *some(script.calls("info")[-1][2], "f/x"))  # all that it may
+    assert not script.slot.promised and script.slot.buffer
+    script.heard.clear()
     unsubscribe(node, peer, "f/x")
     acknowledge(node, peer, *flying)
-    assert any(call[2] > 0 for call in desk.calls("info")), desk.heard
+    assert any(call[2] > 0 for call in script.calls("info")), script.heard
 
 
 def test_the_back_off_doubles_up_to_a_bound_and_begins_anew_after_a_delivery(node: MemoryNode) -> None:
-    desk = Desk()
-    peer = arrive(node, desk)
+    script = SourceScript()
+    peer = arrive(node, script)
     expected = BACKOFF
     for _ in range(12):
-        made = len(desk.clerks)
-        _recreate(node, desk)
+        made = len(script.sources)
+        _recreate(node, script)
         wait(node, expected * 0.99)
-        assert made == len(desk.clerks)
+        assert made == len(script.sources)
         wait(node, expected * 0.02)
-        assert made + 1 == len(desk.clerks)
+        assert made + 1 == len(script.sources)
         expected = min(2 * expected, MAX_BACKOFF)
-    assert expected == MAX_BACKOFF == desk.slot.backoff and 12 == desk.kind.counters["recreated"]
-    desk.answer = lambda clerk, what, desired: [given(1)]
-    desk.clerk.feed.send("go")
+    assert expected == MAX_BACKOFF == script.slot.backoff and 12 == script.kind.counters["recreated"]
+    script.answer = lambda source, what, desired: [given(1)]
+    script.source.feed.send("go")
     node.turn()
     acknowledge(node, peer, *messages(peer))
-    _recreate(node, desk)
+    _recreate(node, script)
     wait(node, BACKOFF)
-    assert 14 == len(desk.clerks)
+    assert 14 == len(script.sources)
 
 
 def test_a_source_that_fails_at_every_delivery_waits_longer_and_longer(node: MemoryNode) -> None:
     """What raises has not delivered."""
-    desk = Desk()
+    script = SourceScript()
 
-    def takes(clerk: Clerk, subscription: Subscription, why: Why) -> bool:
-        clerk.feed.send([given(1, qos=0)])
+    def takes(source: ScriptedSource, subscription: Subscription, why: Why) -> bool:
+        source.feed.send([given(1, qos=0)])
         return True
 
-    desk.takes = takes
-    desk.after = _raising
-    peer = arrive(node, desk)
+    script.takes = takes
+    script.after = _raising
+    peer = arrive(node, script)
     wait(node, BACKOFF)
-    assert 2 == len(desk.clerks)
+    assert 2 == len(script.sources)
     wait(node, BACKOFF * 1.5)
-    assert 2 == len(desk.clerks)
+    assert 2 == len(script.sources)
     wait(node, BACKOFF)
-    assert 3 == len(desk.clerks) and [1, 1, 1] == numbers(peer)
+    assert 3 == len(script.sources) and [1, 1, 1] == numbers(peer)
 
 
 def _raising(*_: Any) -> Any:
@@ -321,21 +323,21 @@ def _raising(*_: Any) -> Any:
 def test_who_is_gone_is_not_made_anew(node: MemoryNode) -> None:
     """Its timer goes with the subscription, the connection or the kind."""
     for how in ("unsubscribe", "break", "unregister"):
-        desk = Desk(how)
-        peer = arrive(node, desk)
-        _recreate(node, desk)
+        script = SourceScript(how)
+        peer = arrive(node, script)
+        _recreate(node, script)
         assert 1 == timers(node)
         if how == "unsubscribe":
             unsubscribe(node, peer, "x")
         elif how == "break":
             part(node, peer)
         else:
-            desk.close(node)
+            script.close(node)
         assert 0 == timers(node), how
         wait(node, MAX_BACKOFF)
-        assert 1 == len(desk.clerks), how
+        assert 1 == len(script.sources), how
         if how != "unregister":
-            desk.close(node)
+            script.close(node)
 
 
 # --- rule 1: room ---------------------------------------------------------------------------------------------------
@@ -345,42 +347,42 @@ def test_promises_stay_within_the_buffer() -> None:
     """Each source is promised at most half of what is left, and one at least; what it gives counts against it."""
     for count in (1, 2, 5, 200):
         with node_with() as node:
-            desk = Desk()
-            arrive(node, desk, filters=tuple((f"x{n}", 1) for n in range(count)))
+            script = SourceScript()
+            arrive(node, script, filters=tuple((f"x{n}", 1) for n in range(count)))
             left = 128
-            for number, clerk in enumerate(desk.clerks):
-                told = clerk.feed.desired
+            for number, source in enumerate(script.sources):
+                told = source.feed.desired
                 assert max(1, left // 2) == told, number
                 left = max(0, left - told)
             assert scheduler_of(node).promised <= 128 + count
     with node_with() as node:
-        desk = Desk()
-        arrive(node, desk)
-        assert 64 == desk.clerk.feed.desired
-        desk.give(node, *some(WINDOW + 10))
-        assert (10, 50) == (scheduler_of(node).buffered, desk.slot.promised)
-        assert 59 == desk.clerk.feed.desired  # half of 128 - 10
+        script = SourceScript()
+        arrive(node, script)
+        assert 64 == script.source.feed.desired
+        script.give(node, *some(WINDOW + 10))
+        assert (10, 50) == (scheduler_of(node).buffered, script.slot.promised)
+        assert 59 == script.source.feed.desired  # half of 128 - 10
 
 
 def test_an_outcome_is_counted_once(node: MemoryNode) -> None:
     """Also if the instance fails that hears of it, and the next one hears of the rest."""
-    desk = Desk()
-    desk.after = _raising
-    peer = arrive(node, desk)
-    desk.give(node, *some(3))
+    script = SourceScript()
+    script.after = _raising
+    peer = arrive(node, script)
+    script.give(node, *some(3))
     acknowledge(node, peer, *messages(peer))
-    desk.after = lambda clerk, given, ack: None
+    script.after = lambda source, given, ack: None
     wait(node, BACKOFF)
-    assert [1, 2, 3] == desk.tags() and 3 == desk.kind.counters["delivered"]
+    assert [1, 2, 3] == script.tags() and 3 == script.kind.counters["delivered"]
 
 
 def test_giving_too_much_is_counted_and_sent_all_the_same() -> None:
     with node_with(source_buffer=8) as node:
-        desk = Desk()
-        peer = arrive(node, desk)
-        assert 4 == desk.clerk.feed.desired
-        desk.give(node, *some(50))
-        assert 46 == desk.kind.counters["overshoot"] == node.state.stats.refused["source_buffer"]
+        script = SourceScript()
+        peer = arrive(node, script)
+        assert 4 == script.source.feed.desired
+        script.give(node, *some(50))
+        assert 46 == script.kind.counters["overshoot"] == node.state.stats.refused["source_buffer"]
         got: list[int] = []
         while flying := messages(peer):
             assert len(flying) <= WINDOW
@@ -392,13 +394,13 @@ def test_giving_too_much_is_counted_and_sent_all_the_same() -> None:
 def test_bytes_are_bounded_too() -> None:
     """Beyond the bound every source may have one message waiting."""
     with node_with(source_buffer_bytes=1000) as node:
-        big, small = Desk("big", prefix="b"), Desk("small", prefix="s")
+        big, small = SourceScript("big", prefix="b"), SourceScript("small", prefix="s")
         arrive(node, big, small, filters=(("b", 1), ("s", 1)))
         big.give(node, *(given(n, "b", payload=b"1" * 250) for n in range(WINDOW + 4)))
         assert 1000 == scheduler_of(node).buffered_bytes
-        assert 0 == big.clerk.feed.desired - big.slot.promised and 1 == small.clerk.feed.desired
+        assert 0 == big.source.feed.desired - big.slot.promised and 1 == small.source.feed.desired
         small.give(node, given(1, "s"))
-        assert 0 == small.clerk.feed.desired
+        assert 0 == small.source.feed.desired
 
 
 # --- rule 2: order, and everybody's turn ----------------------------------------------------------------------------
@@ -407,7 +409,7 @@ def test_bytes_are_bounded_too() -> None:
 def test_a_source_has_one_turn_in_a_round_whatever_its_messages_need() -> None:
     """One whose messages need room in the window and need none, by turns, is not served twice as often."""
     with node_with(window=30) as node:
-        mixed, plain = Desk("mixed", multi_topic=True, prefix="m"), Desk("plain", prefix="p")
+        mixed, plain = SourceScript("mixed", multi_topic=True, prefix="m"), SourceScript("plain", prefix="p")
         peer = arrive(node, mixed, plain, filters=(("m0", 0), ("m1", 1), ("p", 0)))
         peer.wire.fill()
         mixed.give(node, *(given(n, f"m{n % 2}") for n in range(12)))
@@ -422,10 +424,10 @@ def test_live_messages_have_their_turn() -> None:
     """Between two messages of a source with a backlog one live message is sent, though the window frees one by one."""
     for durable, sources in ((False, 1), (False, 3), (True, 1), (True, 3)):
         with node_with(HeldStore() if durable else None, window=1) as node:
-            desks = [Desk(name, prefix=name) for name in "abc"[:sources]]
-            peer = arrive(node, *desks, filters=(("live", 1), *((desk.kind.name, 1) for desk in desks)))
-            for desk in desks:
-                desk.give(node, *some(20, desk.kind.name))
+            scripts = [SourceScript(name, prefix=name) for name in "abc"[:sources]]
+            peer = arrive(node, *scripts, filters=(("live", 1), *((script.kind.name, 1) for script in scripts)))
+            for script in scripts:
+                script.give(node, *some(20, script.kind.name))
             publisher = node.client("pub")
             publisher.send(*(Publish("live", b"%d" % n, 1, packet_id=n) for n in range(1, 6)))
             node.turn()
@@ -441,15 +443,15 @@ def test_live_messages_have_their_turn() -> None:
 
 def test_live_messages_that_need_no_room_do_not_wait_for_any(node: MemoryNode) -> None:
     """The window is full and a source of QoS 0 has no end: live messages of QoS 0 have their turn all the same."""
-    flying, endless = Desk("flying", prefix="x"), Desk("endless", prefix="y")
+    flying, endless = SourceScript("flying", prefix="x"), SourceScript("endless", prefix="y")
     peer = arrive(node, flying, endless, filters=(("x", 1), ("y", 0), ("live", 1)))
     flying.give(node, *some(WINDOW))
     first, *_ = messages(peer)
     node.client("pub").send(Publish("live", b"1", 1, packet_id=1), Publish("live", b"2"), Publish("live", b"3"))
     node.turn()
     assert [] == messages(peer), "they wait behind one that needs room"
-    endless.after = lambda clerk, one, ack: [given(one.tag + 1, "y", 0)]
-    endless.clerk.feed.send([given(1, "y", 0)])
+    endless.after = lambda source, one, ack: [given(one.tag + 1, "y", 0)]
+    endless.source.feed.send([given(1, "y", 0)])
     assert isinstance(node.loop, Turns)
     for number in range(20):  # it never comes to rest: as many callbacks as the source needs for a few messages
         node.loop.soon.popleft().run()
@@ -460,14 +462,14 @@ def test_live_messages_that_need_no_room_do_not_wait_for_any(node: MemoryNode) -
 
 def test_one_pump_sends_a_bounded_number_of_messages_and_bytes(node: MemoryNode) -> None:
     """Then others have their turn of the event loop, whoever the messages are of."""
-    desk = Desk()
-    peer = arrive(node, desk, filters=tuple((f"x{n}", 0) for n in range(STEP - 10)))
+    script = SourceScript()
+    peer = arrive(node, script, filters=tuple((f"x{n}", 0) for n in range(STEP - 10)))
     subscribe(node, peer, *((f"y{n}", 0) for n in range(100)))
-    for clerk in desk.clerks:
-        clerk.feed.send([given(1, next(iter(clerk.feed.subscriptions)), 0)])
+    for source in script.sources:
+        source.feed.send([given(1, next(iter(source.feed.subscriptions)), 0)])
     assert STEP == max(_pumped(node)) and STEP + 90 == len(messages(peer))
-    for clerk in desk.clerks[:20]:
-        clerk.feed.send([given(1, next(iter(clerk.feed.subscriptions)), 0, payload=bytes(STEP_BYTES // 4))])
+    for source in script.sources[:20]:
+        source.feed.send([given(1, next(iter(source.feed.subscriptions)), 0, payload=bytes(STEP_BYTES // 4))])
     assert max(_pumped(node)) <= 5 and 20 == len(messages(peer))
 
 
@@ -490,16 +492,16 @@ def _pumped(node: MemoryNode) -> list[int]:
 
 def test_large_messages_without_qos_leave_the_others_their_turn(node: MemoryNode) -> None:
     """A source whose every message uses up a pump does not starve those that need room in the window."""
-    large, small = Desk("large", prefix="l"), Desk("small", prefix="s")
+    large, small = SourceScript("large", prefix="l"), SourceScript("small", prefix="s")
     peer = arrive(node, large, small, filters=(("l", 0), ("s", 1)))
-    large.after = lambda clerk, given_, ack: [given(2, "l", 0, payload=bytes(2 * STEP_BYTES))] if left() else None
+    large.after = lambda source, given_, ack: [given(2, "l", 0, payload=bytes(2 * STEP_BYTES))] if left() else None
     budget = iter(range(50))
 
     def left() -> bool:
         return next(budget, None) is not None
 
-    large.clerk.feed.send([given(1, "l", 0, payload=bytes(2 * STEP_BYTES))])
-    small.clerk.feed.send([given(7, "s")])
+    large.source.feed.send([given(1, "l", 0, payload=bytes(2 * STEP_BYTES))])
+    small.source.feed.send([given(7, "s")])
     node.turn()
     topics = [packet.topic for packet in messages(peer)]
     assert topics.index("from/s") <= 2 and 52 == len(topics)
@@ -511,35 +513,35 @@ def test_large_messages_without_qos_leave_the_others_their_turn(node: MemoryNode
 def test_a_source_ends_with_its_connection(node: MemoryNode) -> None:
     """First it hears why, filter by filter; a session that ends with it says so."""
     for expiry, why in ((EXPIRY, Why.DISCONNECTED), (0, Why.ENDED)):
-        desk = Desk(f"expiry {expiry}", multi_topic=True)
-        peer = arrive(node, desk, filters=(("x", 1), ("y", 1)), expiry=expiry, clean=True)
-        desk.heard.clear()
+        script = SourceScript(f"expiry {expiry}", multi_topic=True)
+        peer = arrive(node, script, filters=(("x", 1), ("y", 1)), expiry=expiry, clean=True)
+        script.heard.clear()
         part(node, peer)
-        assert [("unsubscribe", "x", why), ("unsubscribe", "y", why), ("terminate",)] == desk.heard
-        desk.close(node)
+        assert [("unsubscribe", "x", why), ("unsubscribe", "y", why), ("terminate",)] == script.heard
+        script.close(node)
 
 
 def test_a_session_that_comes_back_after_a_restart_has_its_sources_again() -> None:
     """With nothing in flight and nothing kept: that was in the memory of the process before."""
     store = HeldStore()
     with node_with(store) as node:
-        peer = arrive(node, Desk())
+        peer = arrive(node, SourceScript())
         peer.close()
         node.turn()
         after = node.restart()
-        desk = Desk().open(after)
+        script = SourceScript().open(after)
         connect(after)
-        assert [("subscribe", "x", Why.RESUMED)] == desk.heard
-        assert (None, []) == (desk.clerk.feed.kept, desk.clerk.feed.inflight)
+        assert [("subscribe", "x", Why.RESUMED)] == script.heard
+        assert (None, []) == (script.source.feed.kept, script.source.feed.inflight)
 
 
 def test_release_shows_a_leaving_source_what_is_taken_back(node: MemoryNode) -> None:
     """It has no filter any more, so it sees in `terminate` what was never acknowledged."""
-    desk = Desk(release=True)
+    script = SourceScript(release=True)
     back: list[int] = []
-    desk.ends = lambda clerk: back.extend(g.tag for g in clerk.feed.inflight)
-    peer = arrive(node, desk)
-    desk.give(node, *some(3))
+    script.ends = lambda source: back.extend(g.tag for g in source.feed.inflight)
+    peer = arrive(node, script)
+    script.give(node, *some(3))
     flying = messages(peer)
     unsubscribe(node, peer, "x")
     acknowledge(node, peer, flying[1])
@@ -549,56 +551,56 @@ def test_release_shows_a_leaving_source_what_is_taken_back(node: MemoryNode) -> 
 
 def test_release_takes_back_what_ended_sources_have_in_flight(node: MemoryNode) -> None:
     for how in ("destroy", "unregister"):
-        desk = Desk(how, release=True)
-        peer = arrive(node, desk, clean=True)
-        desk.give(node, *some(2))
+        script = SourceScript(how, release=True)
+        peer = arrive(node, script, clean=True)
+        script.give(node, *some(2))
         if how == "destroy":
-            desk.answer = lambda clerk, what, desired: Destroy()
-            desk.clerk.feed.send("now")
+            script.answer = lambda source, what, desired: Destroy()
+            script.source.feed.send("now")
             node.turn()
         else:
-            desk.close(node)
+            script.close(node)
         assert 2 == len(session_of(node).inflight)
         part(node, peer)
         assert not session_of(node).inflight, how
         if how == "destroy":
-            desk.close(node)
+            script.close(node)
 
 
 @pytest.mark.parametrize("lingers", [False, True])
 def test_acknowledgements_for_a_filter_that_is_gone_at_the_return(node: MemoryNode, lingers: bool) -> None:
     """A kind with `lingers` hears of what was in flight when the client unsubscribed, though it has gone in between."""
-    desk = Desk(lingers=lingers)
-    peer = arrive(node, desk)
-    desk.give(node, *some(2))
+    script = SourceScript(lingers=lingers)
+    peer = arrive(node, script)
+    script.give(node, *some(2))
     unsubscribe(node, peer, "x")
     part(node, peer)
-    desk.heard.clear()
+    script.heard.clear()
     peer = connect(node)
     again = publishes(peer.take())
-    assert 2 == len(again) and 1 + lingers == len(desk.clerks)
+    assert 2 == len(again) and 1 + lingers == len(script.sources)
     acknowledge(node, peer, again[0])
     acknowledge(node, peer, again[1])
-    assert (["delivered", "delivered", "terminate"] if lingers else []) == [call[0] for call in desk.heard]
+    assert (["delivered", "delivered", "terminate"] if lingers else []) == [call[0] for call in script.heard]
     assert session_of(node).scheduler is None
 
 
 def test_who_lingers_for_nothing_ends(node: MemoryNode) -> None:
     """What was in flight is taken back with the connection: no instance waits for it after the return."""
-    desk = Desk(lingers=True, release=True)
-    peer = arrive(node, desk)
-    desk.give(node, *some(2))
+    script = SourceScript(lingers=True, release=True)
+    peer = arrive(node, script)
+    script.give(node, *some(2))
     unsubscribe(node, peer, "x")
     part(node, peer)
     assert session_of(node).scheduler is None
     connect(node)
-    assert all(clerk.over for clerk in desk.clerks) and session_of(node).scheduler is None
+    assert all(source.over for source in script.sources) and session_of(node).scheduler is None
 
 
 def test_a_session_that_expires_leaves_nothing(node: MemoryNode) -> None:
-    desk = Desk()
-    peer = arrive(node, desk)
-    desk.give(node, *some(WINDOW + 1))
+    script = SourceScript()
+    peer = arrive(node, script)
+    script.give(node, *some(WINDOW + 1))
     left = scheduler_of(node)
     part(node, peer)
     node.clock.now += EXPIRY + 1
@@ -609,12 +611,12 @@ def test_a_session_that_expires_leaves_nothing(node: MemoryNode) -> None:
 
 def test_a_client_may_come_back_taking_fewer_at_once(node: MemoryNode) -> None:
     """What was in flight is repeated as it acknowledges, before anything new of the source, QoS 0 too."""
-    desk = Desk(multi_topic=True)
-    peer = arrive(node, desk, filters=(("x", 1), ("y", 0)))
-    desk.give(node, *some(3))
+    script = SourceScript(multi_topic=True)
+    peer = arrive(node, script, filters=(("x", 1), ("y", 0)))
+    script.give(node, *some(3))
     part(node, peer)
     peer = connect(node, receive_maximum=1)
-    desk.give(node, given(9, "y", 0), given(4))
+    script.give(node, given(9, "y", 0), given(4))
     got: list[int] = []
     while flying := publishes(peer.take()):
         got += [int(packet.payload) for packet in flying]
@@ -629,7 +631,7 @@ def test_a_source_that_fails_at_once_does_not_fail_the_suback() -> None:
     """It counts as not wanting the filter."""
     for callback in ("made", "takes"):
         with node_with() as node:
-            bad, good = Desk("bad"), Desk("good")
+            bad, good = SourceScript("bad"), SourceScript("good")
             setattr(bad, callback, _raising)
             peer = arrive(node, bad, good)
             assert [Suback(1, (ReasonCode(1),))] == peer.take()
@@ -658,17 +660,17 @@ def test_a_source_that_gives_something_wrong_hurts_nobody() -> None:
     """Neither its client nor the other sources, nor what it gives afterwards; and every figure stays right."""
     for name, identifier in [(name, identifier) for name in WRONG for identifier in (0, 7)]:
         with node_with() as node:
-            bad, good = Desk("bad").open(node), Desk("good").open(node)
+            bad, good = SourceScript("bad").open(node), SourceScript("good").open(node)
             peer = connect(node)
             peer.take()
             subscribe(node, peer, ("x", 1), identifier=identifier)
-            bad.answer = lambda clerk, what, desired, wrong=WRONG[name]: (  # type: ignore[misc]
+            bad.answer = lambda source, what, desired, wrong=WRONG[name]: (  # type: ignore[misc]
                 wrong if what == "go" else [given(3)]
             )
-            bad.clerk.feed.send("go")
+            bad.source.feed.send("go")
             good.give(node, given(2))
             wait(node, BACKOFF)
-            bad.clerk.feed.send("again")
+            bad.source.feed.send("again")
             node.turn()
             flying = messages(peer)
             assert peer.open and [2, 3] == [int(packet.payload) for packet in flying], name
@@ -680,33 +682,33 @@ def test_a_source_that_gives_something_wrong_hurts_nobody() -> None:
 
 
 def test_a_message_that_cannot_be_written_is_dropped_as_unusable(node: MemoryNode) -> None:
-    desk = Desk()
-    peer = arrive(node, desk)
-    desk.give(node, Given(Message("x" * 70_000, b"", 1), "x", 1), given(2))
-    assert [2] == numbers(peer) and [(1, ReasonCode.SUCCESS, "unusable")] == desk.acks()
+    script = SourceScript()
+    peer = arrive(node, script)
+    script.give(node, Given(Message("x" * 70_000, b"", 1), "x", 1), given(2))
+    assert [2] == numbers(peer) and [(1, ReasonCode.SUCCESS, "unusable")] == script.acks()
 
 
 def test_a_kind_may_be_unregistered_by_its_own_callback(node: MemoryNode) -> None:
     """In any of them: it ends, and the client stays."""
 
     def unregister(*args: Any) -> Any:
-        node.state.shared.sources.unregister("desk")
+        node.state.shared.sources.unregister("script")
         return args[0].message if isinstance(args[0], Given) else None
 
     for callback in ("leaves", "answer", "after", "takes", "at_last"):
-        desk = Desk(multi_topic=True, asked=callback == "at_last")
-        desk.open(node)
+        script = SourceScript(multi_topic=True, asked=callback == "at_last")
+        script.open(node)
         peer = node.client("car")
-        setattr(desk, callback, unregister)
+        setattr(script, callback, unregister)
         subscribe(node, peer, ("x", 1), ("y", 1))
-        if desk.clerks and not desk.clerk.over:
-            desk.clerk.feed.send([given(1), given(2, qos=0)])
+        if script.sources and not script.source.over:
+            script.source.feed.send([given(1), given(2, qos=0)])
             node.turn()
         assert peer.open, callback
         unsubscribe(node, peer, "x", "y")
         part(node, peer)
-        assert all(clerk.over for clerk in desk.clerks), callback
-        node.state.shared.sources.unregister("desk")
+        assert all(source.over for source in script.sources), callback
+        node.state.shared.sources.unregister("script")
 
 
 # --- rule 5: the end is the end -------------------------------------------------------------------------------------
@@ -716,39 +718,39 @@ def test_what_an_ended_source_sends_reaches_nobody() -> None:
     """Not the instance that came after it either, and no timer is left."""
     for how in ("return", "recreate", "unsubscribe"):
         with node_with() as node:
-            desk = Desk()
-            peer = arrive(node, desk)
-            old = desk.clerk
+            script = SourceScript()
+            peer = arrive(node, script)
+            old = script.source
             old.feed.send_later(0.5, "planned")
             old.feed.send("sent before the end")
             if how == "return":
                 part(node, peer)
                 connect(node)
             elif how == "recreate":
-                desk.answer = lambda clerk, what, desired: RECREATE
+                script.answer = lambda source, what, desired: RECREATE
                 node.turn()
                 wait(node, BACKOFF)
-                assert 2 == len(desk.clerks)
+                assert 2 == len(script.sources)
             else:
                 unsubscribe(node, peer, "x")
-            desk.heard.clear()
-            desk.answer = lambda clerk, what, desired: None
+            script.heard.clear()
+            script.answer = lambda source, what, desired: None
             old.feed.send("late")
             old.feed.send_later(0.1, "later")
             assert 0 == old.feed.desired
             wait(node, 1.0)
-            assert [] == desk.heard and 0 == timers(node), how
+            assert [] == script.heard and 0 == timers(node), how
             old.feed.kept = "too late"
-            assert how == "unsubscribe" or desk.clerk.feed.kept is None, how
+            assert how == "unsubscribe" or script.source.feed.kept is None, how
 
 
 def test_what_sources_are_sent_is_bounded(node: MemoryNode) -> None:
-    desk = Desk()
-    arrive(node, desk)
+    script = SourceScript()
+    arrive(node, script)
     for number in range(INBOX + 5):
-        desk.clerk.feed.send(str(number))
+        script.source.feed.send(str(number))
     node.turn()
-    assert INBOX == len(desk.calls("info")) and 5 == desk.kind.counters["overrun"]
+    assert INBOX == len(script.calls("info")) and 5 == script.kind.counters["overrun"]
 
 
 # --- just before a message is sent, and just after ------------------------------------------------------------------
@@ -756,21 +758,21 @@ def test_what_sources_are_sent_is_bounded(node: MemoryNode) -> None:
 
 def test_a_source_may_send_a_newer_message_instead(node: MemoryNode) -> None:
     """Asked when there is room, not before; with the newer one's own QoS; what it hears of is what it gave."""
-    desk = Desk(asked=True)
+    script = SourceScript(asked=True)
     newer = {1: Message("n", b"10", 0), 2: Message("n", b"20", 2)}
-    desk.at_last = lambda given: newer.get(given.tag, given.message)
-    peer = arrive(node, desk, filters=(("x", 2),))
-    desk.give(node, given(1, qos=1), given(2, qos=0), *some(WINDOW, first=3))
+    script.at_last = lambda given: newer.get(given.tag, given.message)
+    peer = arrive(node, script, filters=(("x", 2),))
+    script.give(node, given(1, qos=1), given(2, qos=0), *some(WINDOW, first=3))
     flying = messages(peer)
     assert [(b"10", 0), (b"20", 2)] == [(packet.payload, packet.qos) for packet in flying[:2]]
-    assert [1] == desk.tags() and 2 == desk.clerk.feed.inflight[0].tag
-    asked = [call[1] for call in desk.calls("sending")]  # it may be asked twice
+    assert [1] == script.tags() and 2 == script.source.feed.inflight[0].tag
+    asked = [call[1] for call in script.calls("sending")]  # it may be asked twice
     assert [1, 2, 3, 4, 5] == list(dict.fromkeys(asked))
     acknowledge(node, peer, flying[2])
-    assert [6] == [call[1] for call in desk.calls("sending")][len(asked) :]
+    assert [6] == [call[1] for call in script.calls("sending")][len(asked) :]
 
 
-class Teller(AskedClerk):
+class SelectiveSource(AskedSource):
     """Says whether it wants to be asked, and notes what has left."""
 
     wants: bool | None = False
@@ -783,7 +785,7 @@ class Teller(AskedClerk):
         self._note("sent", [one.tag for one in given])
 
 
-class Broken(Teller):
+class Broken(SelectiveSource):
     """Knows nothing."""
 
     @property
@@ -794,37 +796,37 @@ class Broken(Teller):
         raise ValueError("no idea")
 
 
-def _desk_of(sort: type[Teller], wants: bool | None = False) -> Desk:
-    def make(feed: Feed) -> Teller:
-        teller = sort(feed, desk)
-        teller.wants = wants
-        return teller
+def _script_of(sort: type[SelectiveSource], wants: bool | None = False) -> SourceScript:
+    def make(feed: Feed) -> SelectiveSource:
+        source = sort(feed, script)
+        source.wants = wants
+        return source
 
-    desk = Desk()
-    desk.kind.make = make
-    desk.at_last = lambda given: given.message if given.tag % 2 else None
-    return desk
+    script = SourceScript()
+    script.kind.make = make
+    script.at_last = lambda given: given.message if given.tag % 2 else None
+    return script
 
 
 def test_a_source_is_asked_while_it_wants_to_be() -> None:
     """None is what one says that says nothing: asked each time. So is one that fails to say, to be on the safe side."""
-    for sort, wants in ((Teller, False), (Teller, None), (Teller, True), (Broken, None)):
+    for sort, wants in ((SelectiveSource, False), (SelectiveSource, None), (SelectiveSource, True), (Broken, None)):
         with node_with() as node:
-            desk = _desk_of(sort, wants)
-            peer = arrive(node, desk)
-            desk.give(node, *some(3))
+            script = _script_of(sort, wants)
+            peer = arrive(node, script)
+            script.give(node, *some(3))
             assert ([1, 2, 3] if wants is False else [1, 3]) == numbers(peer)
-            assert bool(desk.calls("sending")) is (wants is not False)
-            assert (sort is Broken) == (desk.kind.counters["failed"] >= 2)
+            assert bool(script.calls("sending")) is (wants is not False)
+            assert (sort is Broken) == (script.kind.counters["failed"] >= 2)
 
 
 def test_a_source_may_change_its_mind_while_messages_wait(node: MemoryNode) -> None:
-    desk = _desk_of(Teller)
-    peer = arrive(node, desk)
-    desk.give(node, *some(WINDOW + 4))
+    script = _script_of(SelectiveSource)
+    peer = arrive(node, script)
+    script.give(node, *some(WINDOW + 4))
     flying = messages(peer)
-    assert [] == desk.calls("sending")
-    desk.clerk.wants = True  # type: ignore[attr-defined]
+    assert [] == script.calls("sending")
+    script.source.wants = True  # type: ignore[attr-defined]
     acknowledge(node, peer, *flying)
     assert [number for number in range(WINDOW + 1, WINDOW + 5) if number % 2] == numbers(peer)
 
@@ -833,58 +835,58 @@ def test_a_source_hears_what_has_left() -> None:
     """Each message once, in order, before it hears what became of it; not what waits, was withdrawn or is too large."""
     for qos, wants in ((0, False), (0, True), (1, False), (1, True)):
         with node_with() as node:
-            desk = _desk_of(Teller, wants)
-            desk.at_last = lambda given: None if given.tag == 3 else given.message
-            peer = arrive(node, desk, filters=(("x", qos),), maximum_packet_size=100)
-            desk.give(node, given(1), given(2, payload=b"x" * 200), *some(WINDOW + 2, first=3))
+            script = _script_of(SelectiveSource, wants)
+            script.at_last = lambda given: None if given.tag == 3 else given.message
+            peer = arrive(node, script, filters=(("x", qos),), maximum_packet_size=100)
+            script.give(node, given(1), given(2, payload=b"x" * 200), *some(WINDOW + 2, first=3))
             if not wants:
                 left = [1, 3, 4, 5] if qos else [1, *range(3, WINDOW + 5)]
-                assert left == [tag for _, tags in desk.calls("sent") for tag in tags]
+                assert left == [tag for _, tags in script.calls("sent") for tag in tags]
             for _ in range(4):
                 acknowledge(node, peer, *[message for message in messages(peer) if message.qos])
             sent = [number for number in range(1, WINDOW + 5) if number != 2 and (number != 3 or not wants)]
-            assert sent == [tag for _, tags in desk.calls("sent") for tag in tags]
+            assert sent == [tag for _, tags in script.calls("sent") for tag in tags]
             for number in sent:
-                order = [call for call in desk.heard if number in (call[1] if call[0] == "sent" else call[1:2])]
+                order = [call for call in script.heard if number in (call[1] if call[0] == "sent" else call[1:2])]
                 assert ["sent", "delivered"] == [call[0] for call in order if call[0] in ("sent", "delivered")]
 
 
 def test_a_source_hears_of_what_is_too_large_for_the_client_that_comes_back(node: MemoryNode) -> None:
-    desk = Desk()
-    peer = arrive(node, desk)
-    desk.give(node, given(1, payload=b"x" * 200), given(2))
+    script = SourceScript()
+    peer = arrive(node, script)
+    script.give(node, given(1, payload=b"x" * 200), given(2))
     assert 2 == len(messages(peer))
     part(node, peer)
     peer = connect(node, maximum_packet_size=100)
     assert [b"2"] == [packet.payload for packet in publishes(peer.take())]
-    assert [(1, ReasonCode.PACKET_TOO_LARGE, "too_large")] == desk.acks()
+    assert [(1, ReasonCode.PACKET_TOO_LARGE, "too_large")] == script.acks()
 
 
 def test_what_has_expired_is_not_sent(node: MemoryNode) -> None:
     """Its source hears so; what has waited tells what is left of its life."""
-    desk = Desk()
-    peer = arrive(node, desk)
+    script = SourceScript()
+    peer = arrive(node, script)
     now = node.clock.now
-    desk.give(node, *some(WINDOW), given(5, expires_at=now + 5), given(6, expires_at=now + 50))
+    script.give(node, *some(WINDOW), given(5, expires_at=now + 5), given(6, expires_at=now + 50))
     flying = messages(peer)
     wait(node, 10)
     acknowledge(node, peer, *flying)
     (packet,) = messages(peer)
     assert (b"6", 40) == (packet.payload, packet.properties.message_expiry)
-    assert (5, ReasonCode.SUCCESS, "expired") in desk.acks() and 1 == node.state.stats.dropped["expired"]
+    assert (5, ReasonCode.SUCCESS, "expired") in script.acks() and 1 == node.state.stats.dropped["expired"]
 
 
 def test_retain_is_set_as_the_subscription_wants_it(node: MemoryNode) -> None:
     """[MQTT-3.3.1-12], [MQTT-3.3.1-13]; a kind of retained messages sets it always."""
-    live, kept = Desk("live", prefix="l"), Desk("kept", prefix="k", retained=True)
+    live, kept = SourceScript("live", prefix="l"), SourceScript("kept", prefix="k", retained=True)
     live.open(node)
     kept.open(node)
     peer = connect(node)
     peer.take()
     subscribe(node, peer, ("l", 1), Subscription("l/as", 1, retain_as_published=True), ("k", 1))
-    for clerk in (*live.clerks, *kept.clerks):
-        filter_ = next(iter(clerk.feed.subscriptions))
-        clerk.feed.send([given(1, filter_, 0, retain=True), given(2, filter_, 0)])
+    for source in (*live.sources, *kept.sources):
+        filter_ = next(iter(source.feed.subscriptions))
+        source.feed.send([given(1, filter_, 0, retain=True), given(2, filter_, 0)])
     node.turn()
     flags = [(packet.topic, packet.payload, packet.retain) for packet in messages(peer)]
     assert {("from/l/as", b"1"), ("from/k", b"1")} == {(topic, payload) for topic, payload, retain in flags if retain}
@@ -899,20 +901,20 @@ def test_clients_hear_of_a_kind_that_comes_and_goes(node: MemoryNode) -> None:
     peer = connect(node)
     subscribe(node, peer, ("x", 1))
     peer.take()
-    Desk("unwanted", prefix="$q/").open(node)
+    SourceScript("unwanted", prefix="$q/").open(node)
     assert session_of(node).scheduler is None, "a new kind that nobody wants costs nothing"
-    desk = Desk().open(node)
-    assert [("subscribe", "x", Why.RECREATED)] == desk.heard
-    desk.give(node, given(1))
+    script = SourceScript().open(node)
+    assert [("subscribe", "x", Why.RECREATED)] == script.heard
+    script.give(node, given(1))
     assert [1] == numbers(peer)
-    desk.clerk.feed.kept = "old"
+    script.source.feed.kept = "old"
     part(node, peer)
-    desk.close(node)
-    assert not [slot for slot in scheduler_of(node).slots.values() if slot.kind is desk.kind]
-    other = Desk().open(node)
+    script.close(node)
+    assert not [slot for slot in scheduler_of(node).slots.values() if slot.kind is script.kind]
+    other = SourceScript().open(node)
     assert [] == other.heard
     connect(node)
-    assert [("subscribe", "x", Why.RESUMED)] == other.heard and other.clerk.feed.kept is None
+    assert [("subscribe", "x", Why.RESUMED)] == other.heard and other.source.feed.kept is None
 
 
 def test_a_kind_that_comes_while_a_subscription_is_stored() -> None:
@@ -923,20 +925,20 @@ def test_a_kind_that_comes_while_a_subscription_is_stored() -> None:
         peer.take()
         store.held = True
         subscribe(node, peer, ("x", 1))
-        desk = Desk().open(node)
+        script = SourceScript().open(node)
         store.full = True
         store.let_go()
         node.turn()
         assert [Suback(1, (ReasonCode.QUOTA_EXCEEDED,), Properties(reason_string="no room"))] == peer.take()
-        assert all(clerk.over for clerk in desk.clerks) and session_of(node).scheduler is None
+        assert all(source.over for source in script.sources) and session_of(node).scheduler is None
 
 
 def test_there_is_one_kind_of_a_name(node: MemoryNode) -> None:
-    Desk().open(node)
-    with pytest.raises(HookError, match="desk"):
-        Desk().open(node)
-    assert node.state.shared.sources.unregister("desk") is True
-    assert node.state.shared.sources.unregister("desk") is False
+    SourceScript().open(node)
+    with pytest.raises(HookError, match="script"):
+        SourceScript().open(node)
+    assert node.state.shared.sources.unregister("script") is True
+    assert node.state.shared.sources.unregister("script") is False
 
 
 # --- the session around it ------------------------------------------------------------------------------------------
@@ -946,9 +948,9 @@ def test_access_that_is_taken_away_ends_a_source() -> None:
     """Of a client that is there, or meanwhile: then what is in flight is not repeated."""
     for online in (True, False):
         with node_with() as node:
-            desk = Desk()
-            peer = arrive(node, desk)
-            desk.give(node, *some(WINDOW + 1 if online else 2))
+            script = SourceScript()
+            peer = arrive(node, script)
+            script.give(node, *some(WINDOW + 1 if online else 2))
             flying = messages(peer)
             if not online:
                 part(node, peer)
@@ -959,11 +961,11 @@ def test_access_that_is_taken_away_ends_a_source() -> None:
                 allowed[0] = False
                 node.broker.recheck_access()
                 node.turn()
-                assert ("unsubscribe", "x", Why.UNSUBSCRIBED) == desk.heard[-1]
+                assert ("unsubscribe", "x", Why.UNSUBSCRIBED) == script.heard[-1]
                 acknowledge(node, peer, *flying)
                 assert [] == messages(peer)
             else:
-                assert [] == publishes(connect(node).take()) and 1 == len(desk.clerks)
+                assert [] == publishes(connect(node).take()) and 1 == len(script.sources)
                 assert not session_of(node).inflight and 2 == node.state.stats.dropped["revoked"]
             assert session_of(node).scheduler is None
 
@@ -971,7 +973,7 @@ def test_access_that_is_taken_away_ends_a_source() -> None:
 def test_packet_ids_of_sources_do_not_run_out() -> None:
     """A durable session has few of them; what has none waits, and the mailbox goes on."""
     with node_with(HeldStore(), window=0) as node:
-        Shelf("s", 8000).open(node)
+        SharedBacklog("s", 8000).open(node)
         peer = connect(node)
         peer.take()
         subscribe(node, peer, ("x", 1), ("live", 1))
@@ -1013,12 +1015,12 @@ def _conversation(*, observed: bool, durable: bool, version: int, live: bool) ->
     at_once = 1 if live else 3
     with node_with(HeldStore() if durable else None) as node:
         node.state.observed = observed
-        desk = Desk(multi_topic=True)
-        desk.after = lambda clerk, given_, ack: (
+        script = SourceScript(multi_topic=True)
+        script.after = lambda source, given_, ack: (
             [given(given_.tag + 10, given_.filter, given_.message.qos)] if given_.tag < 60 else None
         )
-        peer = arrive(node, desk, filters=(("0", 0), ("1", 1), ("2", 2), ("live", 1)), version=version)
-        desk.give(node, *(given(n, filter_, 2) for n, filter_ in enumerate("0112212" if live else "112212", 1)))
+        peer = arrive(node, script, filters=(("0", 0), ("1", 1), ("2", 2), ("live", 1)), version=version)
+        script.give(node, *(given(n, filter_, 2) for n, filter_ in enumerate("0112212" if live else "112212", 1)))
         publisher = node.client("pub")
         got: list[Packet] = []
         todo: list[Packet] = []
@@ -1034,7 +1036,7 @@ def _conversation(*, observed: bool, durable: bool, version: int, live: bool) ->
             if replies:
                 peer.send(*replies)  # in one read: PUBACK, PUBREC and PUBCOMP in any order
             node.turn()
-        return got, desk.heard
+        return got, script.heard
 
 
 def test_acknowledgements_mean_the_same_on_both_ways() -> None:
@@ -1055,34 +1057,34 @@ def test_acknowledgements_mean_the_same_on_both_ways() -> None:
 
 def test_what_is_handed_over_leaves_at_once(node: MemoryNode) -> None:
     """It is in flight when `hand` returns, without a callback; a client that comes back gets it again."""
-    desk = Desk(asked=True)
-    peer = arrive(node, desk)
-    desk.heard.clear()
-    assert desk.clerk.feed.hand(given(1))
-    assert [1] == [one.tag for one in desk.clerk.feed.inflight] and [] == desk.heard
+    script = SourceScript(asked=True)
+    peer = arrive(node, script)
+    script.heard.clear()
+    assert script.source.feed.hand(given(1))
+    assert [1] == [one.tag for one in script.source.feed.inflight] and [] == script.heard
     node.turn()
     (packet,) = messages(peer)
     assert (b"1", 1, "from/x") == (packet.payload, packet.qos, packet.topic)
     part(node, peer)
     peer = connect(node)
     (packet,) = publishes(peer.take())
-    assert packet.dup and 2 == len(desk.clerks)
+    assert packet.dup and 2 == len(script.sources)
     acknowledge(node, peer, packet)
-    assert [1] == desk.tags()
+    assert [1] == script.tags()
 
 
 def test_what_is_handed_over_keeps_its_order(node: MemoryNode) -> None:
     """Nothing passes what waits already, be it of another source."""
-    desk, other = Desk(), Desk("other").open(node)
-    peer = arrive(node, desk)
-    desk.give(node, *some(WINDOW + 1))
+    script, other = SourceScript(), SourceScript("other").open(node)
+    peer = arrive(node, script)
+    script.give(node, *some(WINDOW + 1))
     flying = messages(peer)
-    assert not desk.clerk.feed.hand(given(9)) and not other.clerk.feed.hand(given(9))
+    assert not script.source.feed.hand(given(9)) and not other.source.feed.hand(given(9))
     acknowledge(node, peer, flying[0])
     assert [b"5"] == [packet.payload for packet in messages(peer)]
-    assert not desk.clerk.feed.hand(given(9)), "the window is full"
+    assert not script.source.feed.hand(given(9)), "the window is full"
     acknowledge(node, peer, *flying[1:])
-    assert other.clerk.feed.hand(given(9))
+    assert other.source.feed.hand(given(9))
     node.turn()
     assert [b"9"] == [packet.payload for packet in messages(peer)]
 
@@ -1091,9 +1093,9 @@ def test_what_cannot_be_handed_over_changes_nothing() -> None:
     """Whoever hears False may give it the other way."""
     for what in ("qos 0", "retained", "expires", "another filter", "identifier", "told", "after its end"):
         with node_with() as node:
-            desk = Desk()
-            peer = arrive(node, desk)
-            feed = desk.clerk.feed
+            script = SourceScript()
+            peer = arrive(node, script)
+            feed = script.source.feed
             one = given(1)
             if what == "qos 0":
                 subscribe(node, peer, ("x", 0))
