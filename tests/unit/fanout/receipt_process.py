@@ -1,9 +1,9 @@
 """Receipts, counters and queries over a store, without a broker: what the fan-out does with them, in few words.
 
-books = await Bookkeeping.on(store)
-await books.accepted("task_1", [1, 2, 3])        vehicles by number; each has a mailbox of its own
-await books.say(State.ACKED, "task_1", 1)        its latest delivery
-await books.crash()                              another process on the same store: what was not stored is gone
+process = await ReceiptProcess.on(store)
+await process.accepted("task_1", [1, 2, 3])        vehicles by number; each has a mailbox of its own
+await process.say(State.ACKED, "task_1", 1)        its latest delivery
+await process.crash()                              another process on the same store: what was not stored is gone
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.unit.plugins.hub import MemoryHub
 LOG = structlog.stdlib.get_logger("motorcade.plugin")
 
 
-class Bookkeeping:
+class ReceiptProcess:
     """One process of the fan-out, as far as receipts are concerned."""
 
     def __init__(self, store: Store, node: str, max_requests: int) -> None:
@@ -44,11 +44,11 @@ class Bookkeeping:
 
     @classmethod
     async def on(cls, store: Store, node: str = "n1", max_requests: int = 1000) -> Self:
-        books = cls(store, node, max_requests)
-        await books.counters.load()
-        return books
+        process = cls(store, node, max_requests)
+        await process.counters.load()
+        return process
 
-    async def crash(self) -> Bookkeeping:
+    async def crash(self) -> ReceiptProcess:
         """The process is gone, another one begins."""
         await self.stop()
         after = await type(self).on(self.store, "n2", self.counters.max_requests)

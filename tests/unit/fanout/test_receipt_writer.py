@@ -16,14 +16,14 @@ from motorcade.plugins.fanout.receipt_format import AcceptedRun
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.storage.ports import Batch, Store, StoreError, StoreFullError
 from tests.support.held_store import HeldStore
-from tests.unit.fanout.bookkeeping import Bookkeeping
+from tests.unit.fanout.receipt_process import ReceiptProcess
 from tests.unit.streams.node import StreamsNode
 
 VINS = [make_vin(number) for number in range(5)]
 
 
-async def _written(books: Bookkeeping) -> list[Receipt]:
-    records = await books.store.streams.read(RECEIPTS, 0, 100)
+async def _written(process: ReceiptProcess) -> list[Receipt]:
+    records = await process.store.streams.read(RECEIPTS, 0, 100)
     return [receipts_.decode(decode_record(record.value).payload) for record in records]
 
 
@@ -39,12 +39,12 @@ async def test_what_is_refused_is_written_again(monkeypatch: pytest.MonkeyPatch)
 
 async def written_three_times(*, atomic: bool, calls: int | None) -> None:
     store = HeldStore(atomic=atomic)
-    books = await Bookkeeping.on(store)
+    process = await ReceiptProcess.on(store)
     store.held = True
     also = Batch()
     also.put("done", "done", b"")
-    other = books.receipt(State.REPLACED, "task_0", 0, 1)
-    commit = books.begin([other], AcceptedRun(VINS, [1] * 5, "task_1", books.hub.time), also)
+    other = process.receipt(State.REPLACED, "task_0", 0, 1)
+    commit = process.begin([other], AcceptedRun(VINS, [1] * 5, "task_1", process.hub.time), also)
     for _ in range(3):
         store.cut = calls
         error = StoreFullError("no room") if calls is None else StoreError("the rest is refused")
@@ -52,25 +52,25 @@ async def written_three_times(*, atomic: bool, calls: int | None) -> None:
         store.cut = None
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not commit.done and not books.hub.routed, "nothing is told before it is stored"
+        assert not commit.done and not process.hub.routed, "nothing is told before it is stored"
     store.let_go()
     store.held = False
     await commit
-    await books.counters._read()
-    written = [receipt.state for receipt in await _written(books)]
+    await process.counters._read()
+    written = [receipt.state for receipt in await _written(process)]
     assert ([State.ACCEPTED] * 5 + [State.REPLACED]) * (4 if calls else 1) == written
-    assert {State.ACCEPTED: 5} == books.states("task_1")
-    assert {State.REPLACED: 1} == books.states("task_0")
+    assert {State.ACCEPTED: 5} == process.states("task_1")
+    assert {State.REPLACED: 1} == process.states("task_0")
     assert "done" in store.records_of("done")
-    assert 3 == books.counted["receipts_not_stored"]
-    assert 5 == books.counted["receipts_accepted"]
-    await books.counters.checkpoint()
+    assert 3 == process.counted["receipts_not_stored"]
+    assert 5 == process.counted["receipts_accepted"]
+    await process.counters.checkpoint()
     for _ in range(2):
-        books = await books.crash()
-        assert {State.ACCEPTED: 5} == books.states("task_1")
+        process = await process.crash()
+        assert {State.ACCEPTED: 5} == process.states("task_1")
         await store.records.delete("fanout-ledger", "head")  # the second time, everything is counted from the stream
         await store.records.delete("fanout-ledger", "r/task_1")
-    await books.stop()
+    await process.stop()
 
 
 def test_readers_of_the_stream_get_receipts() -> None:
@@ -78,17 +78,17 @@ def test_readers_of_the_stream_get_receipts() -> None:
     with StreamsNode.on() as node:
         node.run(node.streams.open(RECEIPTS, "fanout"))
         dashboard = node.reader("dashboard", stream=RECEIPTS)
-        books = node.run(Bookkeeping.on(node.held))
-        books.context.offer("streams", node.streams)
-        node.run(books.accepted("task_1", range(10)))
-        node.run(books.say(State.SENT, "task_1", 1))
+        process = node.run(ReceiptProcess.on(node.held))
+        process.context.offer("streams", node.streams)
+        node.run(process.accepted("task_1", range(10)))
+        node.run(process.say(State.SENT, "task_1", 1))
         assert [State.ACCEPTED] * 10 + [State.SENT] == states(dashboard.drain())
         earliest = node.reader("earliest", stream=f"{RECEIPTS}/earliest")
         third, latest = (node.reader(f"from {offset}", offset, stream=RECEIPTS) for offset in ("3", "latest"))
         assert (11, 9, 0) == (len(earliest.drain()), len(third.drain()), len(latest.drain()))
-        node.run(books.say(State.ACKED, "task_1", 1))
+        node.run(process.say(State.ACKED, "task_1", 1))
         assert [State.ACKED] == states(latest.drain())
-        node.run(books.stop())
+        node.run(process.stop())
 
 
 def states(payloads: list[bytes]) -> list[State]:
@@ -96,9 +96,9 @@ def states(payloads: list[bytes]) -> list[State]:
 
 
 async def test_a_slow_broker_loses_copies_but_no_receipts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    books = await Bookkeeping.on(store)
+    process = await ReceiptProcess.on(store)
     monkeypatch.setattr(module, "MAX_UNPUBLISHED", 3)
-    await books.accepted("task_1", range(10))
-    assert 7 == books.counted["receipts_not_published"]
-    assert {State.ACCEPTED: 10} == books.states("task_1")
-    await books.stop()
+    await process.accepted("task_1", range(10))
+    assert 7 == process.counted["receipts_not_published"]
+    assert {State.ACCEPTED: 10} == process.states("task_1")
+    await process.stop()
