@@ -71,7 +71,7 @@ def _put_back() -> Iterator[None]:
     store_cache.close()
 
 
-class Desk:
+class ClusterUser:
     """A person at a command line who uses the cluster."""
 
     def __init__(self, cluster: SparkCluster) -> None:
@@ -111,8 +111,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(cluster: SparkCluster) -> Desk:
-    return Desk(cluster)
+def user(cluster: SparkCluster) -> ClusterUser:
+    return ClusterUser(cluster)
 
 
 def url_of(node: NodeProcess) -> str:
@@ -124,9 +124,9 @@ def timeless(report: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_receipts(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
+def test_receipts(user: ClusterUser, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
     """The tables are files that this session reads."""
-    desk.done("pipeline", "run", "receipts", "--data", node.data, "--out", tmp_path / "out", "--quiet")
+    user.done("pipeline", "run", "receipts", "--data", node.data, "--out", tmp_path / "out", "--quiet")
     written = json.loads((tmp_path / "out" / "current" / "report.json").read_text())
     (ours,) = [one for one in written["requests"] if one["request_id"] == REQUEST]
     assert {"accepted": 300, "acked": 3, "pending": 297}.items() <= ours["funnel"].items()
@@ -134,7 +134,7 @@ def test_receipts(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: 
     assert timeless(here) == timeless(written)
 
 
-def test_ingest(desk: Desk, node: NodeProcess, tmp_path: Path) -> None:
+def test_ingest(user: ClusterUser, node: NodeProcess, tmp_path: Path) -> None:
     """Every message is in the lake once, where it belongs."""
     feed = Feed(node.port, Random(7), rate=5000.0)
     feed.start()
@@ -142,18 +142,18 @@ def test_ingest(desk: Desk, node: NodeProcess, tmp_path: Path) -> None:
     feed.stop()
     (tmp_path / "schema.toml").write_text(SCHEMA)
     words = ("--stream", STREAM, "--schema", tmp_path / "schema.toml", "--lake", tmp_path / "lake", "--data", node.data)
-    desk.done("pipeline", "run", "ingest", *words, "--checkpoint", tmp_path / "run", "--max-rows", MESSAGES, "--quiet")
+    user.done("pipeline", "run", "ingest", *words, "--checkpoint", tmp_path / "run", "--max-rows", MESSAGES, "--quiet")
     verdict = judge.lake(feed.ledger, judge.read(tmp_path / "lake"))
     assert verdict.passed, verdict.told()
 
 
-def test_audience(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
+def test_audience(user: ClusterUser, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
     """Those who are meant, and nobody else, have one delivery each; the session here reads that from the receipts."""
     fleet = Fleet.make(tmp_path / "fleet.parquet", 1000, Random(7))
     (tmp_path / "payload").write_text("do it")
     who = ("--table", f"fleet={fleet.table}", "--sql", fleet.SQL)
     what = ("--request", "task_ota_8", "--payload", tmp_path / "payload", "--broker", f"mqtt://{node.mqtt}")
-    desk.done("pipeline", "run", "audience", *who, *what, "--checkpoint", tmp_path / "run", "--quiet")
+    user.done("pipeline", "run", "audience", *who, *what, "--checkpoint", tmp_path / "run", "--quiet")
     stream = spark.read.format("motorcade").options(store=url_of(node), stream="receipts").schema(COLUMNS).load()
     rows = receipts(stream, request="task_ota_8").deliveries.select("vin").collect()
     assert sorted(fleet.audience) == sorted(row["vin"] for row in rows)
@@ -169,12 +169,14 @@ def archive(place: Path) -> Path:
     return place / "motorcade.tar.gz"
 
 
-def test_the_audit_by_the_script_for_yarn(desk: Desk, node: NodeProcess, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_audit_by_the_script_for_yarn(
+    user: ClusterUser, node: NodeProcess, spark: SparkSession, tmp_path: Path
+) -> None:
     """`spark-submit` starts the driver, which finds the Spark that started it; Python is that of the archive."""
     words = (ROOT / "deploy" / "yarn" / "submit", archive(tmp_path), "pipeline", "run", "audit")
-    settings = {"MASTER": desk.cluster.url, "PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with desk.working():
-        done = desk.run((*words, "--data", node.data, "--json"), settings)
+    settings = {"MASTER": user.cluster.url, "PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with user.working():
+        done = user.run((*words, "--data", node.data, "--json"), settings)
     assert 0 == done.returncode, done.stdout + done.stderr
     verdict = json.loads(done.stdout)
     assert {"acked", "pending"} == verdict["outcomes"].keys()
@@ -182,9 +184,9 @@ def test_the_audit_by_the_script_for_yarn(desk: Desk, node: NodeProcess, spark: 
     assert verdict["outcomes"] == audit.run(spark, url_of(node)).outcomes
 
 
-def test_a_cluster_that_is_not_there(desk: Desk, node: NodeProcess) -> None:
+def test_a_cluster_that_is_not_there(user: ClusterUser, node: NodeProcess) -> None:
     master = f"spark://127.0.0.1:{free_port()}"
-    result = desk.command("fanout", "report", REQUEST, "--data", node.data, master=master)
+    result = user.command("fanout", "report", REQUEST, "--data", node.data, master=master)
     assert 1 == result.returncode
     assert f"error: there is no Spark master at {master}" in result.stderr
     assert "Traceback" not in result.stderr

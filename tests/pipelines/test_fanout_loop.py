@@ -136,7 +136,7 @@ class Told:
         return sorted(moments["acked"] - moments["accepted"] for moments in times if "acked" in moments)
 
 
-def settled(desk: Operator, watch: Watch) -> Told:
+def settled(operator: Operator, watch: Watch) -> Told:
     """When nobody but those who are away has anything to get, and the subscriber has heard of all of it."""
 
     def over() -> bool:
@@ -145,7 +145,7 @@ def settled(desk: Operator, watch: Watch) -> Told:
         return open_ <= set(AWAY) and all(
             told_.outcomes(view["request_id"])["pending"] == view["pending"]
             and len(told_.histories(view["request_id"])) == view["targets"]
-            for view in desk.web.get("fanout/requests?limit=1000").json()["data"]
+            for view in operator.web.get("fanout/requests?limit=1000").json()["data"]
         )
 
     watch.gather(over, "everything is heard of")
@@ -158,12 +158,12 @@ def test_the_whole_loop(spark: SparkSession, tmp_path: Path) -> None:
     url = f"rocksdb://{tmp_path / 'data' / 'store'}"
     with (
         NodeProcess(config=CONFIG, data=tmp_path / "data", http=True) as node,
-        Operator(node) as desk,
+        Operator(node) as operator,
         Life(node) as life,
     ):
         with Watch(node) as watch:
-            _story(life, desk)
-            heard = settled(desk, watch)
+            _story(life, operator)
+            heard = settled(operator, watch)
         verdict = audit.run(spark, url)
         assert verdict.clean, verdict.as_dict()
         assert heard.outcomes() == Counter(verdict.outcomes)
@@ -175,18 +175,18 @@ def test_the_whole_loop(spark: SparkSession, tmp_path: Path) -> None:
     _damage_is_found(spark, url)
 
 
-def _story(life: Life, desk: Operator) -> None:
+def _story(life: Life, operator: Operator) -> None:
     life.send(VINS, "ota")
     life.send(AWAY[:3], "ota")  # replaces theirs
     life.send(AWAY[3:6], "off")
-    assert 200 == desk.web.post("fanout/requests/off/cancel").status_code
+    assert 200 == operator.web.post("fanout/requests/off/cancel").status_code
     life.send(AWAY[6:8], "brief", expires_in=0.1)
     life.send(STEADY[:2], "brief")
 
     def collected() -> bool:
         """What is over is collected each hour, or now; not all of it is over yet, if the machine is quick."""
-        assert desk.web.post("fanout/gc").status_code in {202, 409}  # or one is under way
-        return not any(desk.web.get(f"fanout/requests/{name}").json()["pending"] for name in ("brief", "off"))
+        assert operator.web.post("fanout/gc").status_code in {202, 409}  # or one is under way
+        return not any(operator.web.get(f"fanout/requests/{name}").json()["pending"] for name in ("brief", "off"))
 
     wait_until(collected, "what has expired or was called off is collected")
 

@@ -68,9 +68,9 @@ def node() -> Iterator[NodeProcess]:
 
 
 @pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
+def operator(node: NodeProcess) -> Iterator[Operator]:
+    with Operator(node) as running:
+        yield running
 
 
 def url(node: NodeProcess | Cutter) -> str:
@@ -93,11 +93,11 @@ def encoded(order: Order, *some: Sequence[str], run: str = "run-0-") -> Iterator
         yield pa.RecordBatch.from_pydict(row)
 
 
-def accepted(desk: Operator, request: str) -> Counter[str]:
+def accepted(operator: Operator, request: str) -> Counter[str]:
     """How often each vehicle was accepted for a request, by the receipts."""
     found: Counter[str] = Counter()
     after = 0
-    while page := desk.read("streams", "receipts", after=after, limit=1000):
+    while page := operator.read("streams", "receipts", after=after, limit=1000):
         for message in page:
             receipt = json.loads(message["payload"])
             found[receipt["vin"]] += (receipt["state"], receipt["request_id"]) == ("accepted", request)
@@ -108,19 +108,21 @@ def accepted(desk: Operator, request: str) -> Counter[str]:
 # -- vehicles
 
 
-def test_vehicles_are_sent_to_in_batches_and_by_a_task_that_runs_again_once(node: NodeProcess, desk: Operator) -> None:
+def test_vehicles_are_sent_to_in_batches_and_by_a_task_that_runs_again_once(
+    node: NodeProcess, operator: Operator
+) -> None:
     """Even if its rows come in another order. Another write is another one."""
     request, targets = request_name(), fresh(25)
     task = fanout(node, request, batch=10)
     assert SendCounts(3, BatchTotals(batches=3, accepted=25)) == task.send(vins(targets[:7], targets[7:] + targets[:2]))
     again = task.send(vins(targets[12:], list(reversed(targets[:12]))))
     assert BatchTotals(batches=3, accepted=25, repeated=3) == again.figures
-    assert Counter(targets) == accepted(desk, request)
+    assert Counter(targets) == accepted(operator, request)
     fanout(node, request).send(vins(targets[:3]))
-    assert Counter(targets + targets[:3]) == accepted(desk, request)
+    assert Counter(targets + targets[:3]) == accepted(operator, request)
 
 
-def test_answers_may_be_lost(node: NodeProcess, desk: Operator) -> None:
+def test_answers_may_be_lost(node: NodeProcess, operator: Operator) -> None:
     """Batches that were in flight are sent again, over another connection, and are stored once."""
     request, targets = request_name(), fresh(300)
     with Cutter(node.port, 0.15, 7) as way:
@@ -128,7 +130,7 @@ def test_answers_may_be_lost(node: NodeProcess, desk: Operator) -> None:
         assert way.cuts > 0
     assert sent.reconnected > 0 and sent.sent_again > 0
     assert (15, 300) == (sent.figures.batches, sent.figures.accepted)
-    assert Counter(targets) == accepted(desk, request)
+    assert Counter(targets) == accepted(operator, request)
 
 
 @pytest.mark.slow
@@ -150,23 +152,23 @@ def test_a_broker_may_start_again_in_the_middle(tmp_path: Path) -> None:
         sent = fanout(first, request, MESSAGES).send(rows())
         assert 1 == sent.reconnected
         assert (3, 30) == (sent.figures.batches, sent.figures.accepted)
-        with Operator(second) as desk:
-            assert Counter(targets) == accepted(desk, request)
+        with Operator(second) as operator:
+            assert Counter(targets) == accepted(operator, request)
     finally:
         first.kill()
         second.kill()
 
 
-def test_encoded_batches_go_as_they_are(node: NodeProcess, desk: Operator) -> None:
+def test_encoded_batches_go_as_they_are(node: NodeProcess, operator: Operator) -> None:
     request, targets = request_name(), fresh(5)
     order = Order(request, b"do it", {"mode": "append", "priority": 3})
     task = fanout(node, request, MESSAGES)
     assert BatchTotals(batches=2, accepted=5) == task.send(encoded(order, targets[:2], targets[2:])).figures
     assert BatchTotals(batches=2, accepted=5, repeated=2) == task.send(encoded(order, targets[:2], targets[2:])).figures
-    assert Counter(targets) == accepted(desk, request)
+    assert Counter(targets) == accepted(operator, request)
 
 
-def test_a_refusal_ends_a_task_with_the_brokers_words(node: NodeProcess, desk: Operator) -> None:
+def test_a_refusal_ends_a_task_with_the_brokers_words(node: NodeProcess, operator: Operator) -> None:
     request, targets = request_name(), fresh(40)
     order = Order(request, b"do it")
     some = [[vin] for vin in targets]
@@ -175,15 +177,15 @@ def test_a_refusal_ends_a_task_with_the_brokers_words(node: NodeProcess, desk: O
         PublishError, match=r"batch run-0-3 \(1 vehicles\) was refused: ids\[0\]: 'NOVIN' is no VIN.*0x99"
     ):
         fanout(node, request, MESSAGES).send(encoded(order, *some))
-    there = accepted(desk, request)
+    there = accepted(operator, request)
     assert 3 <= len(there) < 40 and {1} == set(there.values())
 
 
-def test_a_vin_that_is_none_is_found_before_anything_is_sent(node: NodeProcess, desk: Operator) -> None:
+def test_a_vin_that_is_none_is_found_before_anything_is_sent(node: NodeProcess, operator: Operator) -> None:
     request, targets = request_name(), fresh(40)
     with pytest.raises(PipelineError, match=r"2 of the VINs of a task are none.*nothing of this task was sent"):
         fanout(node, request, batch=1).send(vins([*targets, "NOVIN", None]))
-    assert not accepted(desk, request)
+    assert not accepted(operator, request)
 
 
 def test_a_broker_without_fan_out_is_told() -> None:
@@ -220,9 +222,9 @@ def publish(node: NodeProcess, rows: dict[str, Any], schema: StructType, **optio
     return task.send(iter([batch.slice(0, 1), batch.slice(1)]))
 
 
-def test_rows_are_published_to_a_stream(node: NodeProcess, desk: Operator) -> None:
+def test_rows_are_published_to_a_stream(node: NodeProcess, operator: Operator) -> None:
     name = unique("trips")
-    desk.create("streams", name, topics=[f"{name}/#"])
+    operator.create("streams", name, topics=[f"{name}/#"])
     rows = {
         "topic": [f"{name}/{number % 3}" for number in range(1200)],
         "payload": [b"\xff%d" % number for number in range(1200)],
@@ -234,8 +236,8 @@ def test_rows_are_published_to_a_stream(node: NodeProcess, desk: Operator) -> No
     }
     schema = columns(topic=TEXT, payload=BINARY, content_type=TEXT, user_properties=PAIRS)
     assert SendCounts(1200) == publish(node, rows, schema)
-    found = [*desk.read("streams", name, limit=1000)]
-    found += desk.read("streams", name, after=found[-1]["position"], limit=1000)
+    found = [*operator.read("streams", name, limit=1000)]
+    found += operator.read("streams", name, after=found[-1]["position"], limit=1000)
     assert rows["topic"] == [message["topic"] for message in found]
     assert rows["payload"] == [payload_of(message) for message in found]
 
@@ -286,13 +288,13 @@ def test_what_is_no_topic_is_named(node: NodeProcess) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_frame_is_written_to_topics_and_a_task_that_fails_says_why(
-    spark: SparkSession, node: NodeProcess, desk: Operator
+    spark: SparkSession, node: NodeProcess, operator: Operator
 ) -> None:
     targets, name = fresh(50), unique("copies")
-    desk.create("streams", name, topics=[f"{name}/#"])
+    operator.create("streams", name, topics=[f"{name}/#"])
     frame = spark.createDataFrame([(f"{name}/{vin}", vin) for vin in targets], "topic STRING, payload STRING")
     frame.repartition(3).write.format("motorcade").option("publish", url(node)).mode("append").save()
-    assert sorted(targets) == sorted(message["payload"] for message in desk.read("streams", name, limit=1000))
+    assert sorted(targets) == sorted(message["payload"] for message in operator.read("streams", name, limit=1000))
     wrong = spark.createDataFrame([("NOVIN",)], "vin STRING")
     writer = wrong.write.format("motorcade").options(fanout=url(node), request="r", payload="x")
     with pytest.raises(Exception, match="NOVIN' is no VIN"):
@@ -343,7 +345,7 @@ def dying() -> type[MotorcadeDataSource]:
 
 @pytest.mark.timeout(240)
 def test_tasks_that_spark_runs_again_reach_nobody_twice(
-    spark: SparkSession, node: NodeProcess, desk: Operator, tmp_path: Path
+    spark: SparkSession, node: NodeProcess, operator: Operator, tmp_path: Path
 ) -> None:
     """VINs of a frame, then encoded batches of a query; the process of each task dies when all of it is accepted."""
     spark.dataSource.register(dying())
@@ -351,7 +353,7 @@ def test_tasks_that_spark_runs_again_reach_nobody_twice(
     frame = spark.createDataFrame([(vin,) for vin in targets], "vin STRING").repartition(3)
     options = {"fanout": url(node), "request": request, "payload": "do it", "mode": "append", "batch": "5"}
     frame.write.format("motorcade_dying").options(**options, figures=str(figures)).mode("append").save()
-    assert Counter(targets) == accepted(desk, request)
+    assert Counter(targets) == accepted(operator, request)
     told = noted(figures).figures
     assert (60, told.batches) == (told.accepted, told.repeated), "not every batch was there before it was sent again"
 
@@ -364,5 +366,5 @@ def test_tasks_that_spark_runs_again_reach_nobody_twice(
     options = {"fanout": url(node), "request": request, "payload": "do it", "figures": str(figures)}
     options["checkpointLocation"] = str(tmp_path / "checkpoint")
     to_the_end(query.options(**options).trigger(availableNow=True).start)
-    assert Counter(targets) == accepted(desk, request)
+    assert Counter(targets) == accepted(operator, request)
     assert BatchTotals(batches=12, accepted=60, repeated=12) == noted(figures).figures

@@ -194,11 +194,11 @@ def test_receipts_that_are_not_there_yet_are_none(lake: Lake) -> None:
 
 def test_a_stream_that_was_created_is_empty_before_its_first_record(tmp_path: Path) -> None:
     """And is not there when it was deleted."""
-    with NodeProcess(data=tmp_path, http=True) as node, Operator(node) as desk:
+    with NodeProcess(data=tmp_path, http=True) as node, Operator(node) as operator:
         store = f"rocksdb://{tmp_path / 'store'}"
-        desk.create("streams", "s", topics=["s/#"])
+        operator.create("streams", "s", topics=["s/#"])
         assert {"offset": 0} == stream_reader(store).initialOffset()
-        desk.delete("streams", "s")
+        operator.delete("streams", "s")
         store_cache.close()
         with pytest.raises(PipelineError, match="the stream 's' has no record in this store"):
             stream_reader(store).initialOffset()

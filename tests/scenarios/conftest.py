@@ -17,10 +17,10 @@ __all__ = ["cluster_redis", "dispatch_redis", "home", "lone_redis", "place_of"]
 
 
 @pytest.fixture(scope="module")
-def desk(node: NodeProcess) -> Iterator[Operator]:
+def operator(node: NodeProcess) -> Iterator[Operator]:
     """The control port."""
-    with Operator(node) as operator:
-        yield operator
+    with Operator(node) as running:
+        yield running
 
 
 @pytest.fixture

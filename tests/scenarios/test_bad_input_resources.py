@@ -188,9 +188,9 @@ def _send_until_blocked(client: wire.Client, data: bytes, limit: int) -> bool:
 
 def test_large_retained_messages_go_at_the_readers_pace(patient: NodeProcess) -> None:
     """Many subscribers ask for many large retained messages and read nothing: each costs one socket, not the set."""
-    with accepted(patient) as keeper:
+    with accepted(patient) as publisher:
         for n in range(40):
-            keeper.publish(f"large/{n}", b"." * 1_000_000, qos=1, retain=True)
+            publisher.publish(f"large/{n}", b"." * 1_000_000, qos=1, retain=True)
         with guarded(patient) as witness, ExitStack() as stack:
             before = rss(patient)
             for _ in range(20):
@@ -200,7 +200,7 @@ def test_large_retained_messages_go_at_the_readers_pace(patient: NodeProcess) ->
             grown = rss(patient) - before
             assert grown < 20 * 4 * MIB, f"40 MB asked for 20 times: memory grew by {grown / MIB:.0f} MiB"
         for n in range(40):
-            keeper.publish(f"large/{n}", b"", qos=1, retain=True)
+            publisher.publish(f"large/{n}", b"", qos=1, retain=True)
 
 
 # --- half-open connections ----------------------------------------------------------------------------------------

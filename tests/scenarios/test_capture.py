@@ -60,15 +60,15 @@ def captured(server: RedisServer, key: str) -> list[bytes]:
 
 
 @both_versions
-def test_a_day_of_three_rules(node: NodeProcess, desk: Operator, server: RedisServer, version: int) -> None:
+def test_a_day_of_three_rules(node: NodeProcess, operator: Operator, server: RedisServer, version: int) -> None:
     """What is acknowledged is in the stream, in Redis and with the subscribers, as it was published, in order."""
     name, car = unique("c"), unique("car")
     server.command("CONFIG", "SET", "requirepass", "fluffy-secret")  # its connection stays good
     url = f"redis://:fluffy-secret@{server.address}"
-    desk.create("streams", name, topics=[])
-    desk.create("captures", f"{name}-stream", topics=[f"{name}/#", f"{name}/x"], to=f"stream:{name}")
-    desk.create("captures", f"{name}-redis", topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=url)
-    desk.create("captures", f"{name}-heard", topics=[f"{name}/#"], to=f"redis-channel:{name}", redis=url)
+    operator.create("streams", name, topics=[])
+    operator.create("captures", f"{name}-stream", topics=[f"{name}/#", f"{name}/x"], to=f"stream:{name}")
+    operator.create("captures", f"{name}-redis", topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=url)
+    operator.create("captures", f"{name}-heard", topics=[f"{name}/#"], to=f"redis-channel:{name}", redis=url)
     listening = redis.Redis(server.host, server.port, password="fluffy-secret", socket_timeout=60)
     before = time.time()
     try:
@@ -93,16 +93,16 @@ def test_a_day_of_three_rules(node: NodeProcess, desk: Operator, server: RedisSe
         assert all(before - 1 < float(fields[b"time"]) < time.time() + 1 for fields in found)
         guids = [fields[b"guid"] for fields in found]
         assert guids == sorted(set(guids)), "GUIDs sort by time"
-        wait_until(lambda: len(desk.read("streams", name)) > len(ODD), "the last one, of QoS 0, is stored")
-        stored = desk.read("streams", name)
+        wait_until(lambda: len(operator.read("streams", name)) > len(ODD), "the last one, of QoS 0, is stored")
+        stored = operator.read("streams", name)
         assert [*ODD, b"last"] == [payload_of(message) for message in stored]
         assert {car} == {message["publisher"] for message in stored}
-        desk.change("captures", f"{name}-redis", topics=[f"{name}/y"], to=f"redis-stream:{name}", redis=url)
-        desk.delete("captures", f"{name}-stream")
+        operator.change("captures", f"{name}-redis", topics=[f"{name}/y"], to=f"redis-stream:{name}", redis=url)
+        operator.delete("captures", f"{name}-stream")
         fill(node, [(f"{name}/x", b"x"), (f"{name}/y", b"y")])
         assert [b"last", b"y"] == captured(server, name)[-2:], "from the next message on"
-        assert len(stored) == len(desk.read("streams", name))
-        shown = json.dumps([desk.show("captures", f"{name}-redis"), desk.asked("capture", "list")])
+        assert len(stored) == len(operator.read("streams", name))
+        shown = json.dumps([operator.show("captures", f"{name}-redis"), operator.asked("capture", "list")])
         assert "fluffy" not in shown and "fluffy" not in node.log
     finally:
         server.command("CONFIG", "SET", "requirepass", "")
@@ -115,11 +115,11 @@ def heard(listener: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
-def test_a_redis_that_is_away_and_back(node: NodeProcess, desk: Operator, server: RedisServer, how: str) -> None:
+def test_a_redis_that_is_away_and_back(node: NodeProcess, operator: Operator, server: RedisServer, how: str) -> None:
     """Others are served meanwhile; who was acknowledged finds its message there, once; publishing works again."""
     name = unique("c")
     url = f"{server.url}?patience=60"  # it may take a while to start again
-    desk.create("captures", name, topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=url)
+    operator.create("captures", name, topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=url)
     fill(node, numbered(f"{name}/a", 10))
     if how == "killed":
         server.kill()
@@ -142,14 +142,14 @@ def test_a_redis_that_is_away_and_back(node: NodeProcess, desk: Operator, server
     assert list(range(10, 20)) == answers
     fill(node, numbered(f"{name}/a", 10, 20))
     assert [b"%d" % number for number in range(30)] == captured(server, name)
-    desk.delete("captures", name)
+    operator.delete("captures", name)
 
 
-def test_publishers_hear_that_redis_is_away(node: NodeProcess, desk: Operator, server: RedisServer) -> None:
+def test_publishers_hear_that_redis_is_away(node: NodeProcess, operator: Operator, server: RedisServer) -> None:
     """MQTT 5 is refused, MQTT 3 is sent away, QoS 0 waits; when Redis is back, everything goes on."""
     name = unique("c")
     url = f"{server.url}?patience=0.5"
-    desk.create("captures", name, topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=url)
+    operator.create("captures", name, topics=[f"{name}/#"], to=f"redis-stream:{name}", redis=url)
     with connected(node) as publisher, connected(node) as live, connected(node, "", 4) as old:
         subscribe(live, f"{name}/#")
         server.stop()
@@ -161,9 +161,9 @@ def test_publishers_hear_that_redis_is_away(node: NodeProcess, desk: Operator, s
         old.send(publish_packet(f"{name}/a", b"refused", version=4, qos=1, packet_id=1))
         old.expect_closed()
         server.start()
-        view = desk.show("captures", name)
+        view = operator.show("captures", name)
         assert (3, 0) == (view["failed"], view["refused"])
         wait_until(lambda: captured(server, name) == [b"0"], "what has waited is copied")
         publisher.publish(f"{name}/a", b"1", 1)
         assert [b"0", b"1"] == payloads(take(live, 2)) == captured(server, name)
-    desk.delete("captures", name)
+    operator.delete("captures", name)

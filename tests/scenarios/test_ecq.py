@@ -42,7 +42,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @both_versions
-def test_a_day_of_a_consumer(node: NodeProcess, desk: Operator, version: int) -> None:
+def test_a_day_of_a_consumer(node: NodeProcess, operator: Operator, version: int) -> None:
     queue = Compacted(node, unique("car"))
     room = 10 if version == 5 else 32
     queue.put_numbers(100, keys=50)
@@ -74,7 +74,7 @@ def test_a_day_of_a_consumer(node: NodeProcess, desk: Operator, version: int) ->
         client.publish(queue.rewind, b"105", 1)
         assert [b"1", b"new"] == payloads(take(client, 2))
         settled(client)
-    shown = queue.shown(desk)
+    shown = queue.shown(operator)
     assert (55, 106) == (shown["messages"], shown["last"])
     assert [(queue.name, False, 106)] == [(c["client"], c["connected"], c["progress"]) for c in shown["consuming"]]
 
@@ -103,7 +103,7 @@ def test_what_is_refused_is_told(node: NodeProcess, version: int) -> None:
 
 @both_versions
 def test_a_shared_queue_has_one_copy_and_everybody_their_own_progress(
-    node: NodeProcess, desk: Operator, version: int
+    node: NodeProcess, operator: Operator, version: int
 ) -> None:
     queue = Compacted(node, unique("shared"), "shared")
     queue.put_numbers(100)
@@ -113,7 +113,7 @@ def test_a_shared_queue_has_one_copy_and_everybody_their_own_progress(
             assert list(range(count)) == numbers(take(client, count))
             settled(client)
             client.disconnect()
-    before = queue.shown(desk)
+    before = queue.shown(operator)
     queue.put(("k99", b"100"))
     for name, count in zip(names, (30, 70, 0), strict=True):
         with queue.consumer(version, client_id=name) as client:
@@ -121,6 +121,6 @@ def test_a_shared_queue_has_one_copy_and_everybody_their_own_progress(
             settled(client)
             client.publish(queue.rewind, b"101", 1)
             assert [100] == numbers(take(client, 1))
-    after = queue.shown(desk)
+    after = queue.shown(operator)
     assert (100, 3) == (after["messages"], after["consumers"])
     assert abs(after["bytes"] - before["bytes"]) < 10

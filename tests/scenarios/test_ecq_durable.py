@@ -63,15 +63,15 @@ def test_queues_go_on_with_a_new_process(home: Home, end: str) -> None:
         assert answer is not None and 0 == (answer.reason or 0)
         take(client, 5, ack=False)
         client.abort()
-    with Operator(home.node) as desk:
-        before = {queue: progress(desk, queue) for queue in queues}
-        wait_until(lambda: len(common.shown(desk)["consuming"]) == 2, "both are known")
+    with Operator(home.node) as operator:
+        before = {queue: progress(operator, queue) for queue in queues}
+        wait_until(lambda: len(common.shown(operator)["consuming"]) == 2, "both are known")
     home.settle()
     home.again(end)
-    with Operator(home.node) as desk:
-        assert before == {queue: progress(desk, queue) for queue in queues}
+    with Operator(home.node) as operator:
+        assert before == {queue: progress(operator, queue) for queue in queues}
         for queue in queues:
-            shown = queue.shown(desk)
+            shown = queue.shown(operator)
             assert (100, 101, 200) == (shown["messages"], shown["first"], shown["last"])
     for number, queue in enumerate(queues):
         queue.put(("k39", b"200"), ("new", b"201"))
@@ -86,8 +86,8 @@ def test_queues_go_on_with_a_new_process(home: Home, end: str) -> None:
         assert list(range(170, 200)) == numbers(take(client, 30))
 
 
-def progress(desk: Operator, queue: Compacted) -> int:
-    (view,) = queue.shown(desk)["consuming"]
+def progress(operator: Operator, queue: Compacted) -> int:
+    (view,) = queue.shown(operator)["consuming"]
     return int(view["progress"])
 
 
@@ -97,9 +97,9 @@ def test_numbers_are_never_used_again(home: Home) -> None:
     empty, deleted = Compacted(home, "empty"), Compacted(home, "deleted")
     for queue in (empty, deleted):
         queue.put_numbers(5)
-    with Operator(home.node) as desk:
-        desk.delete("compacted/exclusive", deleted.name)
-        wait_until(lambda: empty.shown(desk)["messages"] == 0, "collected")
+    with Operator(home.node) as operator:
+        operator.delete("compacted/exclusive", deleted.name)
+        wait_until(lambda: empty.shown(operator)["messages"] == 0, "collected")
     home.crash()
     for queue in (empty, deleted):
         with queue.consumer() as client:
@@ -124,8 +124,8 @@ def test_the_node_is_killed_in_the_middle_of_all_work(home: Home) -> None:
         assert work.newest.get(key, -1) >= value, (
             f"{key}: {value} was acknowledged, {work.newest.get(key)} was delivered"
         )
-    with Operator(home.node) as desk:
-        stored = {one["topic"]: int(one["payload"]) for one in queue.messages(desk)}
+    with Operator(home.node) as operator:
+        stored = {one["topic"]: int(one["payload"]) for one in queue.messages(operator)}
     for key, value in work.accepted.items():
         assert stored[queue.read(key)] >= value
 
@@ -257,8 +257,8 @@ def test_queues_move_to_another_engine(home: Home, lone_redis: RedisServer, tmp_
     queue, deleted = Compacted(home, "car"), Compacted(home, "deleted")
     queue.put_numbers(20, keys=10)
     deleted.put_numbers(7)
-    with Operator(home.node) as desk:
-        desk.delete("compacted/exclusive", deleted.name)
+    with Operator(home.node) as operator:
+        operator.delete("compacted/exclusive", deleted.name)
     with queue.consumer() as client:
         take(client, 4)
         settled(client)
@@ -288,7 +288,7 @@ def test_one_key_updated_many_times_leaves_one_payload(home: Home, request: pyte
         server: RedisServer = request.getfixturevalue("lone_redis")
         wait_until(lambda: server.client.info("memory")["used_memory_dataset"] < 5_000_000, "its memory is back")
     home.crash()
-    with Operator(home.node) as desk:
-        shown = queue.shown(desk)
+    with Operator(home.node) as operator:
+        shown = queue.shown(operator)
         assert (1, 5000, 5000) == (shown["messages"], shown["first"], shown["last"])
         assert shown["bytes"] < 3000

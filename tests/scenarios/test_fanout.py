@@ -59,14 +59,14 @@ def node() -> Iterator[NodeProcess]:
         yield running
 
 
-def decide(desk: Operator, request: str, verb: str) -> None:
-    answer = desk.web.post(f"fanout/requests/{request}/{verb}")
+def decide(operator: Operator, request: str, verb: str) -> None:
+    answer = operator.web.post(f"fanout/requests/{request}/{verb}")
     assert 200 == answer.status_code, answer.text
 
 
 @both_versions
 def test_a_campaign_from_its_first_batch_to_its_last_receipt(
-    node: NodeProcess, platform: Platform, desk: Operator, version: int
+    node: NodeProcess, platform: Platform, operator: Operator, version: int
 ) -> None:
     """Both forms, repeated batches, vehicles that are there, come later or come back; receipts on topic and stream."""
     (there, later, back), request, data = fresh(3), request_name(), bytes(range(256)) * 20
@@ -98,11 +98,11 @@ def test_a_campaign_from_its_first_batch_to_its_last_receipt(
     assert seen == found
     platform.send([there], request, "and then")
     assert (topic_of(there, request), b"and then") == told(early), "nothing came twice"
-    view = desk.show("fanout/requests", request)
+    view = operator.show("fanout/requests", request)
     assert 4 == view["targets"] == sum(view["states"].values())
 
 
-def test_each_delivery_ends_in_its_own_way(node: NodeProcess, platform: Platform, desk: Operator) -> None:
+def test_each_delivery_ends_in_its_own_way(node: NodeProcess, platform: Platform, operator: Operator) -> None:
     """G1: acknowledged, refused, replaced, called off, expired, too many; topic, stream, counts and targets agree."""
     (vin, refusing, full), names = fresh(3), {word: request_name() for word in ("pause", "cancel", "expire", "go")}
 
@@ -113,7 +113,7 @@ def test_each_delivery_ends_in_its_own_way(node: NodeProcess, platform: Platform
         for name in (*names.values(), names["go"]):
             platform.send([vin], name, name, **({"expires_in": 0.01} if name == names["expire"] else {}))
         for verb in ("pause", "cancel"):
-            decide(desk, names[verb], verb)
+            decide(operator, names[verb], verb)
         for _ in range(5):
             platform.send([full], names["go"], mode="append")
         platform.send([refusing], names["go"])
@@ -122,7 +122,7 @@ def test_each_delivery_ends_in_its_own_way(node: NodeProcess, platform: Platform
             acknowledge(client, get(client, ack=False), reason=0x80)
         client = vehicle(node, vin)
         assert names["go"].encode() == get(client).payload
-        decide(desk, names["pause"], "resume")
+        decide(operator, names["pause"], "resume")
         assert names["pause"].encode() == get(client).payload
         wanted = {
             "pause": {"acked": 1},
@@ -131,8 +131,8 @@ def test_each_delivery_ends_in_its_own_way(node: NodeProcess, platform: Platform
             "go": {"acked": 1, "replaced": 1, "failed": 2, "accepted": 4},
         }
         for word, states in wanted.items():
-            wait_until(lambda w=word, s=states: counted(desk, names[w]) == s, f"{word}: {states}")  # type: ignore[misc]
-        receipts = of_these(stored_receipts(desk))
+            wait_until(lambda w=word, s=states: counted(operator, names[w]) == s, f"{word}: {states}")  # type: ignore[misc]
+        receipts = of_these(stored_receipts(operator))
         watch.gather(lambda: len(of_these(watch.seen)) >= len(receipts), "all receipts")
     assert receipts == of_these(watch.seen), "topic and stream differ"
     last = {receipt["delivery_id"]: (receipt["state"], receipt["reason"]) for receipt in receipts}
@@ -141,13 +141,13 @@ def test_each_delivery_ends_in_its_own_way(node: NodeProcess, platform: Platform
     targets = [
         target
         for name in names.values()
-        for target in desk.web.get(f"fanout/requests/{name}/targets", params={"limit": 100}).json()["data"]
+        for target in operator.web.get(f"fanout/requests/{name}/targets", params={"limit": 100}).json()["data"]
     ]
     assert last == {target["delivery_id"]: (target["state"], target["reason"]) for target in targets}
 
 
-def counted(desk: Operator, request: str) -> dict[str, int]:
-    return dict(desk.show("fanout/requests", request)["states"])
+def counted(operator: Operator, request: str) -> dict[str, int]:
+    return dict(operator.show("fanout/requests", request)["states"])
 
 
 def test_a_silent_vehicle_is_sent_away_and_served_when_it_is_back(node: NodeProcess, platform: Platform) -> None:
@@ -164,14 +164,14 @@ def test_a_silent_vehicle_is_sent_away_and_served_when_it_is_back(node: NodeProc
         assert [0, 1, 1, 2, 2] == [receipt["attempt"] for receipt in receipts]
 
 
-def test_a_wrong_batch_over_a_socket(node: NodeProcess, platform: Platform, desk: Operator) -> None:
+def test_a_wrong_batch_over_a_socket(node: NodeProcess, platform: Platform, operator: Operator) -> None:
     """MQTT 5 is told why, and goes on; MQTT 3.1.1 has no way to say no but to disconnect, without a PUBACK."""
     wrong = batch([one(), "short"], "task_wrong")
     assert "ids[1]" in platform.refused(INGRESS, wrong)
     with Platform(node, 4) as old:
         old.client.send(publish_packet(INGRESS, as_bytes(wrong), version=4, qos=1, packet_id=1))
         assert [] == old.client.expect_closed()
-    assert 404 == desk.web.get("fanout/requests/task_wrong").status_code
+    assert 404 == operator.web.get("fanout/requests/task_wrong").status_code
     assert taken(1) == platform.send([one()], request_name())
 
 
@@ -198,11 +198,11 @@ def test_clients_that_others_have_written(node: NodeProcess, protocol: MQTTProto
     assert [(topic_of(vin, f"task_paho_{number}"), b"%d" % number) for number in range(3)] == seen
 
 
-def test_the_largest_batch_there_may_be(node: NodeProcess, platform: Platform, desk: Operator) -> None:
+def test_the_largest_batch_there_may_be(node: NodeProcess, platform: Platform, operator: Operator) -> None:
     """S9: one message, one acknowledgement, a receipt for each vehicle; a watcher misses none of a smaller one."""
     vins, request = fresh(10_000), request_name()
     assert taken(10_000) == platform.send(vins, request, "x" * 4096)
-    view = desk.show("fanout/requests", request)
+    view = operator.show("fanout/requests", request)
     assert (10_000, 10_000, {"accepted": 10_000}) == (view["targets"], view["pending"], view["states"])
     for vin in (vins[0], vins[9999]):
         assert (topic_of(vin, request), b"x" * 4096) == told(vehicle(node, vin))
@@ -213,12 +213,12 @@ def test_the_largest_batch_there_may_be(node: NodeProcess, platform: Platform, d
         platform.send(vins[:2000], watched)
         watch.gather(lambda: len(watch.seen) == 2000, "one for each")
         assert Counter(vins[:2000]) == Counter(receipt["vin"] for receipt in watch.seen)
-    of_both = Counter(r["vin"] for r in stored_receipts(desk) if r["state"] == "accepted")
+    of_both = Counter(r["vin"] for r in stored_receipts(operator) if r["state"] == "accepted")
     assert all(of_both[vin] == 1 + (number < 2000) for number, vin in enumerate(vins))
 
 
 def test_the_stream_of_receipts_is_not_for_others_to_change(
-    node: NodeProcess, platform: Platform, desk: Operator
+    node: NodeProcess, platform: Platform, operator: Operator
 ) -> None:
     """Nobody publishes to it, declares it anew, changes or deletes it: what became of a message stays so."""
     vin, request = one(), request_name()
@@ -227,11 +227,11 @@ def test_the_stream_of_receipts_is_not_for_others_to_change(
     assert (answer.reason or 0) >= 0x80
     for method in ("POST", "PUT", "DELETE"):
         body = {"topics": ["forged/#"]} if method != "DELETE" else None
-        answered = desk.web.request(method, "streams/receipts", json=body)
+        answered = operator.web.request(method, "streams/receipts", json=body)
         assert 400 <= answered.status_code < 500, method
     platform.client.publish("forged/1", b"{}", 1)
     platform.send([vin], request)
-    mine = [receipt["state"] for receipt in stored_receipts(desk) if receipt["request_id"] == request]
+    mine = [receipt["state"] for receipt in stored_receipts(operator) if receipt["request_id"] == request]
     assert ["accepted", "accepted", "replaced"] == mine
 
 

@@ -52,23 +52,23 @@ PATIENT = "[plugins.fanout]\nretry_delay = 0.05\nretry_delay_max = 0.05\nmax_att
 
 
 def receipts(home: Home) -> list[dict[str, Any]]:
-    with Operator(home.node) as desk:
-        return stored_receipts(desk)
+    with Operator(home.node) as operator:
+        return stored_receipts(operator)
 
 
 def status(home: Home, request: str) -> dict[str, Any]:
-    with Operator(home.node) as desk:
-        return desk.show("fanout/requests", request)
+    with Operator(home.node) as operator:
+        return operator.show("fanout/requests", request)
 
 
 def everything(home: Home) -> list[dict[str, Any]]:
-    with Operator(home.node) as desk:
-        return list(desk.web.get("fanout/requests", params={"limit": 1000}).json()["data"])
+    with Operator(home.node) as operator:
+        return list(operator.web.get("fanout/requests", params={"limit": 1000}).json()["data"])
 
 
 def decide(home: Home, request: str, verb: str) -> None:
-    with Operator(home.node) as desk:
-        answer = desk.web.post(f"fanout/requests/{request}/{verb}")
+    with Operator(home.node) as operator:
+        answer = operator.web.post(f"fanout/requests/{request}/{verb}")
         assert 200 == answer.status_code, answer.text
 
 
@@ -162,8 +162,8 @@ def test_a_campaign_goes_on_where_it_was(home: Home, end: str) -> None:
 
 def attempts_of(home: Home, vin: str) -> int:
     """How often the node knows to have sent the message of a vehicle; at least the attempts that were told."""
-    with Operator(home.node) as desk:
-        view = desk.show("vehicles", vin)
+    with Operator(home.node) as operator:
+        view = operator.show("vehicles", vin)
     attempts = int((view["in_flight"] or view["waiting"][0])["attempts"])
     assert 2 <= attempts <= 3, view
     return attempts
@@ -288,7 +288,7 @@ def test_a_store_that_does_not_answer(home: Home, lone_redis: Any) -> None:
     home.may_complain = True
     home.start("[plugins.fanout]\nmax_queued = 1\n")
     vin, request = one(), request_name()
-    with Platform(home) as platform, Operator(home.node) as desk:
+    with Platform(home) as platform, Operator(home.node) as operator:
         platform.send([vin], request, "before")
         lone_redis.pause()
         try:
@@ -300,7 +300,8 @@ def test_a_store_that_does_not_answer(home: Home, lone_redis: Any) -> None:
             with Platform(home) as other:
                 assert "max_queued" in other.refused(INGRESS, batch([vin], request), QUOTA_EXCEEDED)
             wait_until(
-                lambda: desk.web.get(f"vehicles/{vin}/why").json().get("reason") == "store_unavailable", "it says so"
+                lambda: operator.web.get(f"vehicles/{vin}/why").json().get("reason") == "store_unavailable",
+                "it says so",
             )
         finally:
             lone_redis.resume()
@@ -372,8 +373,8 @@ def test_a_server_of_a_cluster_is_full(home: Home, cluster_redis: RedisCluster) 
     home.may_complain = True
     home.start()
     vins, request, names = fresh(60), request_name(), list[str]()
-    with Operator(home.node) as desk, Platform(home) as other:
-        while not desk.counters("fanout").get("batches_completed"):
+    with Operator(home.node) as operator, Platform(home) as other:
+        while not operator.counters("fanout").get("batches_completed"):
             assert len(names) < TRIES, "no batch was stored in part"
             names.append(f"b{len(names)}")
             body = as_bytes(batch(vins, request, names[-1], mode="append", batch_id=names[-1]))
@@ -381,7 +382,7 @@ def test_a_server_of_a_cluster_is_full(home: Home, cluster_redis: RedisCluster) 
             with Platform(home) as platform:
                 assert len(vins) == figures(platform.publish(INGRESS, body))["accepted"]
                 assert taken(len(vins)) | {"repeated": 1} == figures(platform.publish(INGRESS, body))
-        assert len(vins) * len(names) == desk.show("fanout/requests", request)["targets"]
+        assert len(vins) * len(names) == operator.show("fanout/requests", request)["targets"]
         for vin in vins[::9]:
             car = vehicle(home, vin)
             assert names == [get(car).payload.decode() for _ in names]

@@ -50,11 +50,11 @@ def assert_empty(queue: Queue) -> None:
 
 
 @both_versions
-def test_a_day_of_a_queue(node: NodeProcess, desk: Operator, version: int) -> None:
+def test_a_day_of_a_queue(node: NodeProcess, operator: Operator, version: int) -> None:
     """Messages wait, are shared, are left behind and refused, and end as dead letters."""
-    dead = Queue(node, desk, unique("dead"), topics=[])
+    dead = Queue(node, operator, unique("dead"), topics=[])
     options = {"max_attempts": 3, "dead_letter": dead.name, "redispatch_delay": 0.01, "ack_timeout": 0}
-    jobs = Queue(node, desk, unique("jobs"), **options)
+    jobs = Queue(node, operator, unique("jobs"), **options)
     jobs.put(*ODD)
     jobs.put_numbers(100)
     with connected(node, "", version, receive_maximum(10)) as first, connected(node, "", version) as live:
@@ -98,9 +98,9 @@ def test_a_day_of_a_queue(node: NodeProcess, desk: Operator, version: int) -> No
 
 
 @both_versions
-def test_what_is_refused_is_told(node: NodeProcess, desk: Operator, version: int) -> None:
+def test_what_is_refused_is_told(node: NodeProcess, operator: Operator, version: int) -> None:
     """MQTT 5 hears why; MQTT 3 is disconnected, or gets 0x80."""
-    jobs = Queue(node, desk, unique("full"), max_messages=5)
+    jobs = Queue(node, operator, unique("full"), max_messages=5)
     jobs.assert_nobody_publishes_to_it(connected(node, "", version))
     jobs.put_numbers(5)
     with connected(node, "", version) as client:
@@ -125,11 +125,11 @@ def test_what_is_refused_is_told(node: NodeProcess, desk: Operator, version: int
         assert [5] == numbers(take(worker, 1))
 
 
-def test_priorities_last_values_and_declarations(node: NodeProcess, desk: Operator) -> None:
-    ranked = Queue(node, desk, unique("ranked"), priorities=3)
+def test_priorities_last_values_and_declarations(node: NodeProcess, operator: Operator) -> None:
+    ranked = Queue(node, operator, unique("ranked"), priorities=3)
     for payload, priority in (("low", "0"), ("top", "2"), ("middle", "1")):
         ranked.put(payload.encode(), properties=user("priority", priority))
-    latest = Queue(node, desk, unique("latest"), kind="last_value")
+    latest = Queue(node, operator, unique("latest"), kind="last_value")
     for number in range(30):
         latest.put(b"%d" % number, topic=f"{number % 3}")
     with connected(node) as worker:
@@ -138,16 +138,16 @@ def test_priorities_last_values_and_declarations(node: NodeProcess, desk: Operat
         subscribe(worker, latest.filter)
         assert [27, 28, 29] == numbers(take(worker, 3))
         assert_empty(latest)
-        desk.delete("queues", latest.name)
+        operator.delete("queues", latest.name)
         latest.put(b"lost")
-        again = Queue(node, desk, latest.name)
+        again = Queue(node, operator, latest.name)
         again.put(b"new")
         assert [] == take_until(worker, b"new"), "its consumers work for the new one without doing anything"
 
 
-def test_many_consumers_publishers_and_accidents(node: NodeProcess, desk: Operator) -> None:
+def test_many_consumers_publishers_and_accidents(node: NodeProcess, operator: Operator) -> None:
     """Consumers come, refuse, and vanish while messages come in; at the end each message was acknowledged by one."""
-    jobs = Queue(node, desk, unique("many"), redispatch_delay=0.01, max_attempts=0, ack_timeout=0)
+    jobs = Queue(node, operator, unique("many"), redispatch_delay=0.01, max_attempts=0, ack_timeout=0)
     total = 600
     done: Counter[int] = Counter()
     lock = threading.Lock()

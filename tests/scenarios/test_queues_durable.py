@@ -44,8 +44,8 @@ topics = ["jobs/#"]
 
 
 def stored(home: Home, nouns: str, name: str) -> list[bytes]:
-    with Operator(home.node) as desk:
-        return [payload_of(message) for message in desk.read(nouns, name, limit=1000)]
+    with Operator(home.node) as operator:
+        return [payload_of(message) for message in operator.read(nouns, name, limit=1000)]
 
 
 @on_every_store
@@ -237,22 +237,22 @@ def test_what_was_declared_by_command_is_there_again(home: Home) -> None:
     """Queues, streams and rules, with their contents; deleted ones are not."""
     home.start(CONFIG)
     names = {nouns: (unique("kept"), unique("gone")) for nouns in ("queues", "streams", "captures")}
-    with Operator(home.node) as desk:
+    with Operator(home.node) as operator:
         for nouns, (kept, gone) in names.items():
             options = {"to": "stream:log"} if nouns == "captures" else {}
             for name in (kept, gone):
-                desk.create(nouns, name, topics=[f"{nouns}/{name}/#"], **options)
+                operator.create(nouns, name, topics=[f"{nouns}/{name}/#"], **options)
                 fill(home, [(f"{nouns}/{name}/a", name.encode())])
-            desk.delete(nouns, gone)
+            operator.delete(nouns, gone)
     home.crash()
-    with Operator(home.node) as desk:
+    with Operator(home.node) as operator:
         for nouns, (kept, gone) in names.items():
-            assert kept in desk.names(nouns)
-            assert gone not in desk.names(nouns)
+            assert kept in operator.names(nouns)
+            assert gone not in operator.names(nouns)
         kept, gone = names["queues"]
         assert [kept.encode()] == stored(home, "queues", kept)
         assert [names["streams"][0].encode()] == stored(home, "streams", names["streams"][0])
-        desk.create("queues", gone, topics=["x"])
+        operator.create("queues", gone, topics=["x"])
         assert [] == stored(home, "queues", gone), "the old contents are gone with it"
         rule = names["captures"][0]
         fill(home, [(f"captures/{rule}/b", b"again")])

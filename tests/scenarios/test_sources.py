@@ -126,10 +126,10 @@ def test_a_subscriber_of_qos_0_misses_nothing(node: NodeProcess) -> None:
 # --- beside each other --------------------------------------------------------------------------------------------
 
 
-def test_everybody_has_a_turn_beside_a_huge_stream(node: NodeProcess, desk: Operator) -> None:
+def test_everybody_has_a_turn_beside_a_huge_stream(node: NodeProcess, operator: Operator) -> None:
     """A queue, a set of retained messages and live messages, and the stream waits for none of them either."""
     name = unique("small")
-    desk.create("queues", f"{name}-queue", topics=[f"{name}/queue/#"])
+    operator.create("queues", f"{name}-queue", topics=[f"{name}/queue/#"])
     fill(node, numbered(f"{name}/queue/a", 200))
     with connected(node) as publisher:
         for number in range(100):
@@ -219,27 +219,27 @@ def test_a_delivery_goes_on_over_many_connections(node: NodeProcess) -> None:
 
 def test_a_source_is_unloaded_and_loaded_under_its_clients() -> None:
     """The connection stays, live messages flow, and the stream goes on where it was when its plugin is back."""
-    with NodeProcess("--store", "rocksdb://", http=True) as node, Operator(node) as desk:
-        desk.done("stream", "create", "s", "--topic", "s/#")
+    with NodeProcess("--store", "rocksdb://", http=True) as node, Operator(node) as operator:
+        operator.done("stream", "create", "s", "--topic", "s/#")
         fill(node, numbered("s/a", 1000))
         with connected(node, "reader") as client, connected(node) as publisher:
             subscribe(client, "live")
             subscribe(client, "$stream/s/earliest")
             seen = take(client, 100)
             held = take(client, WINDOW, ack=False)
-            desk.done("plugin", "unload", "streams")
+            operator.done("plugin", "unload", "streams")
             ack_all(client, held)
             publisher.publish("live", b"without", 1)
             assert b"without" == take(client, 1)[0].payload
             publisher.publish("s/a", b"-1", 1)  # nobody stores it
-            desk.done("plugin", "load", "streams")
+            operator.done("plugin", "load", "streams")
             again = take_until(client, b"999")
         once = numbers(seen + held)
         inflight = set(numbers(held))
         news = [number for number in numbers(again) if number not in inflight]
         assert list(range(999)) == once + news
-        desk.done("plugin", "unload", "streams")
-        assert "s" not in desk.done("plugin", "list").split()
+        operator.done("plugin", "unload", "streams")
+        assert "s" not in operator.done("plugin", "list").split()
 
 
 #: `rows/{name}/{count}`: messages 0 … count-1 on topic `{name}`, as many at a time as there is room for. Goes on after
@@ -306,7 +306,7 @@ class RowsPlugin(Plugin):
 """
 
 
-def test_a_source_that_a_user_has_written(node: NodeProcess, desk: Operator) -> None:
+def test_a_source_that_a_user_has_written(node: NodeProcess, operator: Operator) -> None:
     """Loaded by its path under a client that waits for it; it goes on after a disconnect, and ends when unloaded."""
     name, client_id = unique("source"), unique("reader")
     counters = {"made": 1, "subscribe_recreated": 1, "delivered": 50, "refused": 1}
@@ -314,14 +314,14 @@ def test_a_source_that_a_user_has_written(node: NodeProcess, desk: Operator) -> 
         subscribe(client, "rows/t/200")
         subscribe(client, "live")
         assert [] == settled(client)
-        desk.load(name, ROWS)
+        operator.load(name, ROWS)
         assert list(range(50)) == numbers(take(client, 50))
         ack_all(client, take(client, 1, ack=False), reason=0x97)
         held = take(client, WINDOW, ack=False)
         assert [] == settled(client)
-        assert counters == desk.counters(name)
+        assert counters == operator.counters(name)
         client.disconnect()
-    wait_until(lambda: desk.counters(name).get("terminated") == 1, "the end of the first instance")
+    wait_until(lambda: operator.counters(name).get("terminated") == 1, "the end of the first instance")
     with lasting(node, client_id, 4) as client, connected(node) as publisher:
         again = take(client, WINDOW)
         assert (numbers(held), {True}) == (numbers(again), {message.dup for message in again})
@@ -330,11 +330,11 @@ def test_a_source_that_a_user_has_written(node: NodeProcess, desk: Operator) -> 
         while Counter(message.topic for message in rest)["t"] < 200 - 51 - WINDOW:
             rest += take(client, 1)
         assert list(range(51 + WINDOW, 200)) == numbers(message for message in rest if message.topic == "t")
-        wait_until(lambda: desk.counted(f"{name}-faulty", "failed") >= 1, "the failure is counted in /metrics")
+        wait_until(lambda: operator.counted(f"{name}-faulty", "failed") >= 1, "the failure is counted in /metrics")
         ack_all(client, unsubscribe(client, "faulty"))
         subscribe(client, "rows/u/1000")
         held = take(client, WINDOW, ack=False)
-        desk.unload(name)
+        operator.unload(name)
         ack_all(client, held)
         publisher.publish("live", b"live", 1)
         assert [] == take_until(client, b"live"), "nothing of a source that is gone"
@@ -343,11 +343,11 @@ def test_a_source_that_a_user_has_written(node: NodeProcess, desk: Operator) -> 
 # --- idle ---------------------------------------------------------------------------------------------------------
 
 
-def test_idle_subscribers_cost_no_cpu(node: NodeProcess, desk: Operator) -> None:
+def test_idle_subscribers_cost_no_cpu(node: NodeProcess, operator: Operator) -> None:
     """Hundreds of clients that wait for queues and streams leave the node asleep: nobody polls for them."""
     queue, stream = unique("idle"), unique("idle")
-    desk.create("queues", queue, topics=[f"{queue}/#"])
-    desk.create("streams", stream, topics=[f"{stream}/#"])
+    operator.create("queues", queue, topics=[f"{queue}/#"])
+    operator.create("streams", stream, topics=[f"{stream}/#"])
     clients: list[Client] = []
     try:
         for number in range(500):

@@ -67,9 +67,9 @@ def read(client: Client, stream: Stream, offset: object = None) -> None:
 
 
 @both_versions
-def test_a_day_of_a_stream(node: NodeProcess, desk: Operator, version: int) -> None:
+def test_a_day_of_a_stream(node: NodeProcess, operator: Operator, version: int) -> None:
     """Read from anywhere, by many, again after a pause, in a session that lasts and without one."""
-    history = Stream(node, desk, unique("s"))
+    history = Stream(node, operator, unique("s"))
     history.put(*ODD)
     history.put_numbers(100)
     with connected(node) as first:
@@ -112,17 +112,17 @@ def test_a_day_of_a_stream(node: NodeProcess, desk: Operator, version: int) -> N
         messages = take(client, 200)
         assert list(range(10, 210)) == numbers(messages)
         assert {True} == {message.dup for message in messages[:5]}
-    desk.delete("streams", history.name)
-    again = Stream(node, desk, history.name)
+    operator.delete("streams", history.name)
+    again = Stream(node, operator, history.name)
     again.put(b"new")
     with lasting(node, sleeper, version) as client:
         assert [] == take_until(client, b"new"), "its readers read the new one without doing anything"
 
 
 @both_versions
-def test_what_is_refused_is_told(node: NodeProcess, desk: Operator, version: int) -> None:
+def test_what_is_refused_is_told(node: NodeProcess, operator: Operator, version: int) -> None:
     """In the SUBACK, with the reason; the connection stays."""
-    history = Stream(node, desk, unique("s"))
+    history = Stream(node, operator, unique("s"))
     with connected(node, "", version) as client:
         for filter_ in ("$stream/-x", "$stream/#", f"{history.filter}/yesterday"):
             assert_refused(client, filter_, FILTER_INVALID)
@@ -131,9 +131,9 @@ def test_what_is_refused_is_told(node: NodeProcess, desk: Operator, version: int
 
 
 @both_versions
-def test_history_passes_into_the_present_without_a_gap(node: NodeProcess, desk: Operator, version: int) -> None:
+def test_history_passes_into_the_present_without_a_gap(node: NodeProcess, operator: Operator, version: int) -> None:
     """Readers that come while messages are published get all, in order, none twice."""
-    history = Stream(node, desk, unique("s"))
+    history = Stream(node, operator, unique("s"))
     total = 3000
     errors: list[BaseException] = []
 
@@ -157,11 +157,11 @@ def test_history_passes_into_the_present_without_a_gap(node: NodeProcess, desk: 
         assert [] == take_until(first, b"end") == take_until(second, b"end")
 
 
-def test_a_stream_keeps_its_newest_messages(node: NodeProcess, desk: Operator) -> None:
+def test_a_stream_keeps_its_newest_messages(node: NodeProcess, operator: Operator) -> None:
     """By count, bytes and age; a slow reader goes on with what is left, and offsets as if nothing had happened."""
     bounds: list[dict[str, Any]] = [{"max_messages": 100}, {"max_bytes": 100_000}, {"retention": 1}]
     for bound in bounds:
-        history = Stream(node, desk, unique("s"), **bound)
+        history = Stream(node, operator, unique("s"), **bound)
         with connected(node) as slow:
             read(slow, history, "earliest")
             history.put_numbers(WINDOW)
@@ -174,18 +174,18 @@ def test_a_stream_keeps_its_newest_messages(node: NodeProcess, desk: Operator) -
             assert seen == sorted(set(seen)) and len(seen) < 1000 - WINDOW, bound
 
 
-def test_topics_with_a_dollar_are_not_meant_by_wildcards(node: NodeProcess, desk: Operator) -> None:
+def test_topics_with_a_dollar_are_not_meant_by_wildcards(node: NodeProcess, operator: Operator) -> None:
     """`#` is everything but `$…`; figures of the node are stored only if the stream says so."""
-    everything = Stream(node, desk, unique("all"), topics=["#", "+/+"])
-    figures = Stream(node, desk, unique("figures"), topics=["$SYS/broker/#"])
+    everything = Stream(node, operator, unique("all"), topics=["#", "+/+"])
+    figures = Stream(node, operator, unique("figures"), topics=["$SYS/broker/#"])
     try:
         fill(node, [(unique("t"), b"x")])
         assert b"x" in everything.stored()
-        topics = {message["topic"] for message in desk.read("streams", everything.name, limit=1000)}
+        topics = {message["topic"] for message in operator.read("streams", everything.name, limit=1000)}
         assert not [topic for topic in topics if topic.startswith("$")]
         wait_until(lambda: bool(figures.stored()), "the figures of the node", 30)
-        topics = {message["topic"] for message in desk.read("streams", figures.name, limit=1000)}
+        topics = {message["topic"] for message in operator.read("streams", figures.name, limit=1000)}
         assert all(topic.startswith("$SYS/broker/") for topic in topics)
     finally:
-        desk.delete("streams", everything.name)
-        desk.delete("streams", figures.name)
+        operator.delete("streams", everything.name)
+        operator.delete("streams", figures.name)

@@ -3,7 +3,7 @@
 queue = Compacted(node, unique("car"))            its consumer is the client of that name
 queue.put(("a", b"1"), ("b/c", b"2"))             appended, and acknowledged
 with queue.consumer() as client: …                connected and subscribed
-queue.stored(desk)                                what an operator reads from it
+queue.stored(operator)                            what an operator reads from it
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Compacted:
     def path(self) -> str:
         return f"compacted/{self.kind}/{self.name}"
 
-    def shown(self, desk: Operator) -> dict[str, Any]:
-        return desk.show(f"compacted/{self.kind}", self.name)
+    def shown(self, operator: Operator) -> dict[str, Any]:
+        return operator.show(f"compacted/{self.kind}", self.name)
 
-    def messages(self, desk: Operator, **asked: int) -> list[dict[str, Any]]:
-        return desk.read(f"compacted/{self.kind}", self.name, **({"limit": 1000} | asked))
+    def messages(self, operator: Operator, **asked: int) -> list[dict[str, Any]]:
+        return operator.read(f"compacted/{self.kind}", self.name, **({"limit": 1000} | asked))
 
-    def stored(self, desk: Operator) -> list[bytes]:
+    def stored(self, operator: Operator) -> list[bytes]:
         """What an operator sees in it."""
-        return [payload_of(message) for message in self.messages(desk)]
+        return [payload_of(message) for message in self.messages(operator)]

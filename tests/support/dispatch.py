@@ -39,8 +39,8 @@ from tests.support.redis import RedisCluster, RedisServer
 #: Seconds until something that should happen has happened. Generous: machines that run tests are busy.
 PATIENCE = 60.0
 
-#: Options of tests that count deliveries: nobody loses a message or its office only because the machine has let it wait
-#: for some seconds. Whoever dies is noticed all the same, by the end of its connections.
+#: Options of tests that count deliveries: no one loses a message or the lead only because the machine has let it wait
+#: for some seconds. A process that dies is noticed all the same, by the end of its connections.
 STEADY: dict[str, Any] = {"lease": 30.0, "ack_timeout": 60.0, "remember": 300.0}
 
 SHOWN = 40  # last lines of a log

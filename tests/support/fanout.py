@@ -166,11 +166,11 @@ def nothing_else(platform: Platform, client: Client, vin: str) -> None:
     assert topic_of(vin, request) == get(client).topic
 
 
-def stored_receipts(desk: Operator) -> list[dict[str, Any]]:
+def stored_receipts(operator: Operator) -> list[dict[str, Any]]:
     """All receipts in the stream, in order."""
     found: list[dict[str, Any]] = []
     after = 0
-    while page := desk.read("streams", "receipts", after=after, limit=1000):
+    while page := operator.read("streams", "receipts", after=after, limit=1000):
         for message in page:
             assert message["topic"].startswith("$SDV-FANOUT/receipt/")
             found.append(json.loads(message["payload"]))

@@ -38,12 +38,12 @@ class Kept:
 
     noun: ClassVar[str]
 
-    def __init__(self, node: NodeProcess, desk: Operator, name: str, **options: Any) -> None:
+    def __init__(self, node: NodeProcess, operator: Operator, name: str, **options: Any) -> None:
         self.node = node
-        self.desk = desk
+        self.operator = operator
         self.name = name
         self.filter = f"${self.noun}/{name}"
-        self.desk.create(f"{self.noun}s", name, **({"topics": [f"{name}/#"]} | options))
+        self.operator.create(f"{self.noun}s", name, **({"topics": [f"{name}/#"]} | options))
 
     def put(self, *payloads: bytes, topic: str = "a", properties: bytes = b"") -> None:
         """Publish to it, acknowledged."""
@@ -66,7 +66,7 @@ class Kept:
 
     def stored(self) -> list[bytes]:
         """What an operator sees in it."""
-        return [payload_of(message) for message in self.desk.read(f"{self.noun}s", self.name, limit=1000)]
+        return [payload_of(message) for message in self.operator.read(f"{self.noun}s", self.name, limit=1000)]
 
 
 class Queue(Kept):

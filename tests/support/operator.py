@@ -1,9 +1,9 @@
 """What an operator does to a running node: commands, requests to the control port, a look at the metrics.
 
-    desk = Operator(node)
-    desk.create("queues", "jobs", topics=["jobs/#"])     over HTTP, the quick way
-    desk.command("queue", "list", "--json")              `motorcade queue list`, as a person would
-    desk.load("rows", TEXT, limit=3)                     a plugin that the test has written
+    operator = Operator(node)
+    operator.create("queues", "jobs", topics=["jobs/#"])     over HTTP, the quick way
+    operator.command("queue", "list", "--json")              `motorcade queue list`, as a person would
+    operator.load("rows", TEXT, limit=3)                     a plugin that the test has written
 
 Plugins of tests are written where only the user of the node may write, as the node demands.
 """

@@ -30,6 +30,6 @@ def node(request: pytest.FixtureRequest) -> Iterator[LocalNode]:
 
 
 @pytest.fixture(scope="module")
-def desk(node: LocalNode) -> Iterator[Operator]:
-    with Operator(node) as operator:
-        yield operator
+def operator(node: LocalNode) -> Iterator[Operator]:
+    with Operator(node) as running:
+        yield running

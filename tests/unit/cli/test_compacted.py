@@ -41,13 +41,13 @@ def queue(node: LocalNode) -> Compacted:
     return Compacted(node, unique("car"))
 
 
-def consume(desk: Operator, queue: Compacted, count: int, client_id: str = "") -> None:
+def consume(operator: Operator, queue: Compacted, count: int, client_id: str = "") -> None:
     """Have a consumer acknowledge so many messages and leave."""
     with queue.consumer(client_id=client_id) as client:
         take(client, count)
         settled(client)
         client.disconnect()
-    wait_until(lambda: not any(each["connected"] for each in queue.shown(desk)["consuming"]), "it is gone")
+    wait_until(lambda: not any(each["connected"] for each in queue.shown(operator)["consuming"]), "it is gone")
 
 
 def numbered(count: int) -> list[tuple[str, bytes]]:
@@ -63,17 +63,17 @@ def fields(text: str) -> dict[str, str]:
 # -- looking
 
 
-def test_the_queue_of_a_client_is_shown_with_its_progress(desk: Operator, queue: Compacted) -> None:
+def test_the_queue_of_a_client_is_shown_with_its_progress(operator: Operator, queue: Compacted) -> None:
     """Depth, bytes, first and last number, the age of the oldest, and how far its owner is: in words and in JSON."""
     began = time.time()
     queue.put(*((f"k{number % 10}", b"x" * 100) for number in range(25)))
-    shown = fields(desk.done("queue", "show", queue.name))
+    shown = fields(operator.done("queue", "show", queue.name))
     assert ("0", "10", "no", "") == tuple(shown[key] for key in ("progress", "waiting", "connected", "acked_at"))
     with queue.consumer() as client:
         take(client, 4)
         take(client, 2, ack=False)
         settled(client)
-        view = desk.asked("queue", "show", queue.name)
+        view = operator.asked("queue", "show", queue.name)
         (consumer,) = view["consuming"]
         assert (queue.name, True, 19, 6) == tuple(
             consumer[key] for key in ("client", "connected", "progress", "waiting")
@@ -81,7 +81,7 @@ def test_the_queue_of_a_client_is_shown_with_its_progress(desk: Operator, queue:
         assert 2 <= consumer["in_flight"] <= 6
         assert began - 1 <= view["oldest"] <= consumer["acked_at"] <= time.time() + 1
     assert 1000 <= view["bytes"] < 10_000
-    wait_until(lambda: not queue.shown(desk)["consuming"][0]["connected"], "it is gone")
+    wait_until(lambda: not queue.shown(operator)["consuming"][0]["connected"], "it is gone")
 
     def local(seconds: float) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
@@ -99,28 +99,28 @@ def test_the_queue_of_a_client_is_shown_with_its_progress(desk: Operator, queue:
         "waiting": "6",
         "in_flight": "0",
         "acked_at": local(consumer["acked_at"]),
-    } == fields(desk.done("queue", "show", queue.name))
+    } == fields(operator.done("queue", "show", queue.name))
 
 
-def test_a_shared_queue_is_shown_with_all_its_consumers(node: LocalNode, desk: Operator) -> None:
+def test_a_shared_queue_is_shown_with_all_its_consumers(node: LocalNode, operator: Operator) -> None:
     queue = Compacted(node, unique("map"), "shared")
     queue.put(*numbered(4))
-    consume(desk, queue, 4, "c-2")
-    consume(desk, queue, 1, "c-1")
-    head, table = desk.done("queue", "show", queue.name).split("\n\n")
+    consume(operator, queue, 4, "c-2")
+    consume(operator, queue, 1, "c-1")
+    head, table = operator.done("queue", "show", queue.name).split("\n\n")
     assert ("shared", "4", "2") == tuple(fields(head)[key] for key in ("kind", "messages", "consumers"))
     lines = [line.split() for line in table.splitlines() if line.startswith(("client", "c-"))]
     assert ["client", "connected", "progress", "waiting", "in_flight", "acked_at"] == lines[0]
     assert [["c-1", "no", "1", "3", "0"], ["c-2", "no", "4", "0", "0"]] == [line[:5] for line in lines[1:]]
 
 
-def test_the_list_has_all_kinds_and_flags_choose(node: LocalNode, desk: Operator) -> None:
+def test_the_list_has_all_kinds_and_flags_choose(node: LocalNode, operator: Operator) -> None:
     """More than a page of them is listed page by page."""
     fill(node, [(f"$ECQ/w/paged-{number:03}/k", b"12345") for number in range(520)])
     Compacted(node, "list-c", "shared").put(("k", b"1"))
 
     def listed(*flags: object) -> list[tuple[str, str]]:
-        return [(entry["name"], entry["kind"]) for entry in desk.asked("queue", "list", *flags)]
+        return [(entry["name"], entry["kind"]) for entry in operator.asked("queue", "list", *flags)]
 
     everything = listed()
     assert everything == listed("--declared", "--exclusive", "--shared")
@@ -131,55 +131,55 @@ def test_the_list_has_all_kinds_and_flags_choose(node: LocalNode, desk: Operator
     assert paged == [entry for entry in listed("--exclusive") if entry[0].startswith("paged-")]
     assert everything[:3] == listed("--limit", 3)
     assert 1 == len(listed("--exclusive", "--limit", 1))
-    table = desk.done("queue", "list").splitlines()
+    table = operator.done("queue", "list").splitlines()
     assert ["name", "origin", "kind", "topics", "messages", "bytes"] == table[0].split()[:6]
     (row,) = [line.split() for line in table if line.startswith("paged-007 ")]
     assert ["paged-007", "exclusive", "1"] == row[:3]
 
 
-def test_messages_are_read_without_being_taken(desk: Operator, queue: Compacted) -> None:
+def test_messages_are_read_without_being_taken(operator: Operator, queue: Compacted) -> None:
     """`read` from the first on, `tail` the last ones, also where most numbers are of superseded values."""
     queue.put(*numbered(30), *[("k1", b"again")] * 200)
     wanted = [f"{number} {queue.read(f'k{number}')} {number}" for number in range(2, 31)]
     wanted.append(f"230 {queue.read('k1')} again")
-    assert wanted == desk.done("queue", "read", queue.name).splitlines()
-    assert wanted[2:4] == desk.done("queue", "read", queue.name, "--after", 3, "--limit", 2).splitlines()
-    assert wanted[-10:] == desk.done("queue", "tail", queue.name).splitlines()
-    assert wanted == desk.done("queue", "tail", queue.name, "--limit", 1000).splitlines()
-    assert "" == desk.done("queue", "tail", queue.name, "-n", 0)
+    assert wanted == operator.done("queue", "read", queue.name).splitlines()
+    assert wanted[2:4] == operator.done("queue", "read", queue.name, "--after", 3, "--limit", 2).splitlines()
+    assert wanted[-10:] == operator.done("queue", "tail", queue.name).splitlines()
+    assert wanted == operator.done("queue", "tail", queue.name, "--limit", 1000).splitlines()
+    assert "" == operator.done("queue", "tail", queue.name, "-n", 0)
     for verb in ("read", "tail"):
-        found = desk.asked("queue", verb, queue.name, "--exclusive", "--limit", 100)
+        found = operator.asked("queue", verb, queue.name, "--exclusive", "--limit", 100)
         assert [*range(2, 31), 230] == [entry["position"] for entry in found]
         assert ("k1", "again") == (found[-1]["properties"]["key"], found[-1]["payload"])
-    consume(desk, queue, 30)
-    assert 30 == len(queue.stored(desk)), "what is acknowledged stays, for one may go back"
-    desk.done("queue", "create", "tailed", "-t", "tailed/#")
-    fill(desk.node, [(f"tailed/{number}", b"%d" % number) for number in range(12)])
-    lines = desk.done("queue", "tail", "tailed", "-n", 3).splitlines()
+    consume(operator, queue, 30)
+    assert 30 == len(queue.stored(operator)), "what is acknowledged stays, for one may go back"
+    operator.done("queue", "create", "tailed", "-t", "tailed/#")
+    fill(operator.node, [(f"tailed/{number}", b"%d" % number) for number in range(12)])
+    lines = operator.done("queue", "tail", "tailed", "-n", 3).splitlines()
     assert ["9", "10", "11"] == [line.split()[-1] for line in lines]
 
 
 # -- which one is meant
 
 
-def test_a_name_means_the_declared_queue_first_then_that_of_a_client(node: LocalNode, desk: Operator) -> None:
+def test_a_name_means_the_declared_queue_first_then_that_of_a_client(node: LocalNode, operator: Operator) -> None:
     """Flags choose another one, for every verb that looks."""
     Compacted(node, "jobs", "shared").put(("k", b"shared"))
     Compacted(node, "both", "shared").put(("k", b"shared"))
-    assert "shared" == desk.asked("queue", "show", "both")["kind"]
+    assert "shared" == operator.asked("queue", "show", "both")["kind"]
     for name in ("jobs", "both"):
         Compacted(node, name).put(("k", b"exclusive"))
-    assert "exclusive" == desk.asked("queue", "show", "both")["kind"]
+    assert "exclusive" == operator.asked("queue", "show", "both")["kind"]
     fill(node, [("jobs/x", b"regular")])
     for flags, kind in (((), "regular"), (("--exclusive",), "exclusive"), (("--shared",), "shared")):
-        assert kind == desk.asked("queue", "show", "jobs", *flags)["kind"]
+        assert kind == operator.asked("queue", "show", "jobs", *flags)["kind"]
         for verb in ("read", "tail"):
-            assert [kind] == [line.split()[-1] for line in desk.done("queue", verb, "jobs", *flags).splitlines()]
+            assert [kind] == [line.split()[-1] for line in operator.done("queue", verb, "jobs", *flags).splitlines()]
 
 
-def test_what_is_nowhere_is_told_with_all_places_looked_at(desk: Operator) -> None:
+def test_what_is_nowhere_is_told_with_all_places_looked_at(operator: Operator) -> None:
     for verb in ("show", "read", "tail"):
-        done = desk.command("queue", verb, "nope")
+        done = operator.command("queue", verb, "nope")
         assert (1, "") == (done.returncode, done.stdout), verb
         for said in (
             "there is no queue 'nope'; there are: jobs",
@@ -189,7 +189,7 @@ def test_what_is_nowhere_is_told_with_all_places_looked_at(desk: Operator) -> No
         ):
             assert said in done.stderr, verb
         assert done.stderr.endswith("(NOT_FOUND)\n")
-        only = desk.refused("queue", verb, "nope", "--shared")
+        only = operator.refused("queue", verb, "nope", "--shared")
         assert "$SCQ/w/nope/KEY" in only and "$ECQ" not in only, verb
 
 
@@ -236,7 +236,7 @@ def test_following_prints_what_is_appended_until_stopped(node: LocalNode, queue:
         assert (("", ""), 0) == (process.communicate(timeout=PATIENCE), process.returncode)
 
 
-def test_following_in_json_is_a_line_for_each_and_ends_with_the_queue(node: LocalNode, desk: Operator) -> None:
+def test_following_in_json_is_a_line_for_each_and_ends_with_the_queue(node: LocalNode, operator: Operator) -> None:
     queue = Compacted(node, unique("lines"), "shared")
     queue.put(("a", b"old"))
     with following(queue.name, "--json", *node.at) as process:
@@ -244,7 +244,7 @@ def test_following_in_json_is_a_line_for_each_and_ends_with_the_queue(node: Loca
             found = json.loads(line_of(process))
             assert (number, queue.read("a"), payload) == (found["position"], found["topic"], found["payload"])
             queue.put(("a", b"new"))
-        desk.done("queue", "delete", queue.name, "--shared", "--yes")
+        operator.done("queue", "delete", queue.name, "--shared", "--yes")
         _, said = process.communicate(timeout=PATIENCE)
     assert 1 == process.returncode
     assert f"$SCQ/w/{queue.name}/KEY" in said
@@ -253,18 +253,18 @@ def test_following_in_json_is_a_line_for_each_and_ends_with_the_queue(node: Loca
 # -- rewinding
 
 
-def test_a_rewind_is_previewed_and_done(desk: Operator, queue: Compacted) -> None:
+def test_a_rewind_is_previewed_and_done(operator: Operator, queue: Compacted) -> None:
     queue.put(*numbered(9), ("k1", b"newer"))
-    consume(desk, queue, 9)
-    name, sizes = queue.name, [found["position"] for found in queue.messages(desk)]
+    consume(operator, queue, 9)
+    name, sizes = queue.name, [found["position"] for found in queue.messages(operator)]
     assert list(range(2, 11)) == sizes
 
     def rewound(*words: object) -> list[str]:
-        said = desk.done("queue", "rewind", name, *words)
+        said = operator.done("queue", "rewind", name, *words)
         return [line.split(", ")[0].removesuffix(")") for line in said.splitlines()]  # bytes are counted with overhead
 
     def progress() -> int:
-        return int(desk.asked("queue", "show", name)["consuming"][0]["progress"])
+        return int(operator.asked("queue", "show", name)["consuming"][0]["progress"])
 
     assert rewound("--to", 3, "--preview") == [
         f"client '{name}' would get 8 messages (numbers 3 to 10",
@@ -289,28 +289,28 @@ def test_a_rewind_is_previewed_and_done(desk: Operator, queue: Compacted) -> Non
         "nothing was changed (--preview",
     ]
     assert "its progress stays at 9" in rewound("--to", 10)
-    told = desk.asked("queue", "rewind", name, "--to", 0, "--preview")
+    told = operator.asked("queue", "rewind", name, "--to", 0, "--preview")
     assert (True, 9, 0, 9) == tuple(told[key] for key in ("preview", "before", "progress", "messages"))
 
 
-def test_one_consumer_of_a_shared_queue_is_rewound(node: LocalNode, desk: Operator) -> None:
+def test_one_consumer_of_a_shared_queue_is_rewound(node: LocalNode, operator: Operator) -> None:
     """And gets its messages again, at once."""
     queue = Compacted(node, unique("news"), "shared")
     queue.put(*numbered(3))
-    consume(desk, queue, 3, "one")
+    consume(operator, queue, 3, "one")
     with queue.consumer(client_id="two") as two:
         take(two, 3)
         settled(two)
-        said = desk.done("queue", "rewind", queue.name, "--shared", "--consumer", "two", "--to", 2)
+        said = operator.done("queue", "rewind", queue.name, "--shared", "--consumer", "two", "--to", 2)
         assert f"client 'two' of shared queue '{queue.name}' gets 2 messages (numbers 2 to 3, " in said
         assert [2, 3] == queue.numbers(take(two, 2, ack=False))
-        assert {"one": 3, "two": 1} == {each["client"]: each["progress"] for each in queue.shown(desk)["consuming"]}
+        assert {"one": 3, "two": 1} == {each["client"]: each["progress"] for each in queue.shown(operator)["consuming"]}
 
 
-def test_a_time_is_written_as_people_write_it(desk: Operator, queue: Compacted) -> None:
+def test_a_time_is_written_as_people_write_it(operator: Operator, queue: Compacted) -> None:
     """A while ago, the time of this machine as `queue show` prints it, a time with a zone, seconds since the epoch."""
     queue.put(*numbered(2))
-    consume(desk, queue, 2)
+    consume(operator, queue, 2)
     minute = datetime.now(UTC).astimezone() - timedelta(minutes=1)
     for given, progress in {
         "2h": 0,
@@ -321,7 +321,7 @@ def test_a_time_is_written_as_people_write_it(desk: Operator, queue: Compacted) 
         f"@{int(time.time()) - 60}": 0,
         "0s": 2,
     }.items():
-        told = desk.asked("queue", "rewind", queue.name, "--since", given, "--preview")
+        told = operator.asked("queue", "rewind", queue.name, "--since", given, "--preview")
         assert (progress, 2 - progress) == (told["progress"], told["messages"]), given
 
 
@@ -350,20 +350,20 @@ def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- deleting
 
 
-def test_a_compacted_queue_is_deleted_only_by_its_kind(node: LocalNode, desk: Operator) -> None:
+def test_a_compacted_queue_is_deleted_only_by_its_kind(node: LocalNode, operator: Operator) -> None:
     """The name alone is that of a declared queue; what may have been meant is said."""
     for kind in ("exclusive", "shared"):
         Compacted(node, "doomed", kind).put(("k", b"1"))
-    said = desk.refused("queue", "delete", "doomed", "--yes")
+    said = operator.refused("queue", "delete", "doomed", "--yes")
     assert "there is no queue 'doomed'" in said
     assert "the compacted queue of client 'doomed' is meant with --exclusive" in said
-    gone = desk.done("queue", "delete", "doomed", "--exclusive", "--yes")
+    gone = operator.done("queue", "delete", "doomed", "--exclusive", "--yes")
     assert "the compacted queue of client 'doomed' is deleted\n" == gone
-    assert "shared queue 'doomed' is meant with --shared" in desk.refused("queue", "delete", "doomed", "--yes")
-    told = desk.asked("queue", "delete", "doomed", "--shared", "--yes")
+    assert "shared queue 'doomed' is meant with --shared" in operator.refused("queue", "delete", "doomed", "--yes")
+    told = operator.asked("queue", "delete", "doomed", "--shared", "--yes")
     assert {"kind": "shared", "name": "doomed", "result": "deleted"} == told
-    assert "meant with" not in desk.refused("queue", "delete", "doomed", "--yes")
-    desk.refused("queue", "show", "doomed")
+    assert "meant with" not in operator.refused("queue", "delete", "doomed", "--yes")
+    operator.refused("queue", "show", "doomed")
 
 
 # -- what is wrong is said
@@ -422,27 +422,27 @@ WRONG: list[tuple[tuple[object, ...], int, tuple[str, ...]]] = [
 ]
 
 
-def test_what_is_wrong_is_said(node: LocalNode, desk: Operator) -> None:
+def test_what_is_wrong_is_said(node: LocalNode, operator: Operator) -> None:
     """With what is wrong and what to write; nothing goes to standard output, and nothing changes."""
     for kind in ("exclusive", "shared"):
         Compacted(node, "judged", kind).put(*numbered(3))
-    consume(desk, Compacted(node, "judged"), 3)
-    before = desk.asked("queue", "show", "judged")
+    consume(operator, Compacted(node, "judged"), 3)
+    before = operator.asked("queue", "show", "judged")
     failures = []
     for words, code, wanted in WRONG:
-        done = desk.command("queue", *words)
+        done = operator.command("queue", *words)
         said = " ".join(done.stderr.replace("│", " ").split())
         missing = [part for part in wanted if part not in said]
         if (code, "", [], False) != (done.returncode, done.stdout, missing, "Traceback" in said):
             failures.append(f"{words}: exit code {done.returncode}, without {missing}: {said}")
     assert not failures, "\n".join(failures)
-    assert before == desk.asked("queue", "show", "judged")
+    assert before == operator.asked("queue", "show", "judged")
 
 
 # -- the guide, and without the plugin
 
 
-def test_everything_can_be_done_on_the_console(run: Run, node: LocalNode, desk: Operator) -> None:
+def test_everything_can_be_done_on_the_console(run: Run, node: LocalNode, operator: Operator) -> None:
     """Append, consume, look, go back, consume again, delete: with `pub`, `sub` and `queue`, as the guide tells."""
     mqtt = ("-p", node.port, "-q", 1)
     consume_ = ("sub", *mqtt, "-i", "guide", "-t", "$ECQ/guide/#", "-v", "-W", PATIENCE)
@@ -475,20 +475,20 @@ def test_everything_can_be_done_on_the_console(run: Run, node: LocalNode, desk: 
 
 def test_a_node_without_the_plugin_says_what_to_load() -> None:
     """What it has is listed all the same."""
-    with LocalNode(f"[plugins.ecq]\nenabled = false\n\n{CONFIG}") as node, Operator(node) as desk:
-        listed = desk.command("queue", "list")
+    with LocalNode(f"[plugins.ecq]\nenabled = false\n\n{CONFIG}") as node, Operator(node) as operator:
+        listed = operator.command("queue", "list")
         assert 0 == listed.returncode and "jobs" in listed.stdout
         assert 1 == listed.stderr.count("note: this node has no compacted queues: plugin 'ecq' is not loaded")
-        assert "jobs" in desk.done("queue", "show", "jobs")
+        assert "jobs" in operator.done("queue", "show", "jobs")
         wrong: Any = (("list", "--exclusive"), ("show", "x", "--shared"), ("show", "x"), ("rewind", "x", "--to", 1))
         for words in wrong:
-            assert 1 == desk.refused("queue", *words).count("`motorcade plugin load ecq`"), words
+            assert 1 == operator.refused("queue", *words).count("`motorcade plugin load ecq`"), words
         for path in ("shared", "shared/x", "shared/x/messages"):
-            answer = desk.web.get(f"compacted/{path}")
+            answer = operator.web.get(f"compacted/{path}")
             assert 404 == answer.status_code and "`motorcade plugin load ecq`" in answer.json()["message"]
-        desk.done("plugin", "unload", "queues")
-        assert "`motorcade plugin load queues`" in desk.refused("queue", "list")
-        desk.done("plugin", "load", "ecq")
-        listed = desk.command("queue", "list")
+        operator.done("plugin", "unload", "queues")
+        assert "`motorcade plugin load queues`" in operator.refused("queue", "list")
+        operator.done("plugin", "load", "ecq")
+        listed = operator.command("queue", "list")
         assert (0, "no queues\n") == (listed.returncode, listed.stdout)
         assert "`motorcade plugin load queues`" in listed.stderr
