@@ -8,7 +8,7 @@
                   toggler   subscribes and unsubscribes all the time
                   group     a shared subscription of two clients
                   paho-1, paho-2    paho at QoS 1 (3.1.1) and at QoS 2 (MQTT 5)
-    others        keeper publishes retained values, probes look at them, doomed clients die and leave wills to watcher
+    others        setter publishes retained values, probes look at them, doomed clients die and leave wills to watcher
 
 All topics are below `chaos/`. Messages of one topic have one QoS: order is promised for these.
 """
@@ -31,7 +31,7 @@ from tests.support.wire import Address, Packet
 #: Topics of each publisher and QoS; topics with retained messages, and how many of these change at the same time.
 TOPICS = 3
 KEPT = 24
-LANES = 6
+SERIES = 6
 
 #: Clients that wait for their death at the same time.
 DOOMED = 3
@@ -71,7 +71,7 @@ class Cast:
         self.paho_publishers: list[PahoPublisher] = []
         self.paho_subscribers: list[PahoSubscriber] = []
         self.strict_publishers = [self._strict("pub-a", 5), self._strict("pub-b", 4)]
-        self.keeper = self._strict("keeper", 5)
+        self.setter = self._strict("setter", 5)
         self.watcher = self._strict("watcher", 5, deliver=self._take_will)
         self._numbers: Counter[str] = Counter()
         self._tasks: list[asyncio.Task[None]] = []
@@ -174,7 +174,7 @@ class Cast:
         for publisher in self.paho_publishers:
             await asyncio.to_thread(publisher.start)
         acts = [(client.name, self._publish(client)) for client in self.strict_publishers]
-        acts += [("keeper", self._keep(lane)) for lane in range(LANES)]
+        acts += [("setter", self._keep(series)) for series in range(SERIES)]
         acts += [("toggler", self._toggle())]
         acts += [("flicker", self._flicker()), ("sleeper", self._sleep())]
         acts += [("doomed", self._doom()) for _ in range(DOOMED)]
@@ -295,19 +295,19 @@ class Cast:
 
     # -- retained messages
 
-    async def _keep(self, lane: int) -> None:
+    async def _keep(self, series: int) -> None:
         """One value after the other; the next one of a topic only when the last one is acknowledged."""
         for number in itertools.count(1):
             if self.stopping.is_set():
                 return
-            topic = f"chaos/kept/{self.random.randrange(lane, KEPT, LANES)}"
-            value = b"" if self.random.random() < 0.15 else f"{lane}:{number:05}".encode()
+            topic = f"chaos/kept/{self.random.randrange(series, KEPT, SERIES)}"
+            value = b"" if self.random.random() < 0.15 else f"{series}:{number:05}".encode()
             qos = self.random.choice(self.qos)
-            publication = Publication(f"kept {lane}:{number:05}", "keeper", topic, number, qos)
-            outgoing = await self.keeper.publish(publication, value, retain=True)
+            publication = Publication(f"kept {series}:{number:05}", "setter", topic, number, qos)
+            outgoing = await self.setter.publish(publication, value, retain=True)
             self.history.retained[topic].append(Retained(value, publication))
             await outgoing.done.wait()
-            await self._pause(self.random.expovariate(self.rate / LANES))
+            await self._pause(self.random.expovariate(self.rate / SERIES))
 
     def probe(self) -> None:
         """Look at the retained messages with a new client, beside everything else."""

@@ -185,9 +185,9 @@ async def test_many_clients_in_one_process(node: NodeProcess) -> None:
             *(Client.connect(port=node.port, client_id=name, on_message=listener(name)) for name in names)
         )
         await asyncio.gather(*(client.subscribe((f"fleet/{client.client_id}", 1)) for client in fleet))
-        async with await Client.connect(port=node.port) as desk:
+        async with await Client.connect(port=node.port) as sender:
             for name in names:
-                await desk.send(f"fleet/{name}", name.encode(), 1)
+                await sender.send(f"fleet/{name}", name.encode(), 1)
             await everybody.wait()
         await asyncio.gather(*(client.disconnect() for client in fleet))
     assert sorted(names) == sorted(heard)

@@ -81,7 +81,7 @@ def test_a_loop_stands_still_until_it_has_run_for_a_while(world: World) -> None:
             if fails:
                 raise OSError("gone")
 
-    task = world.start(loop, "fanout.clerk")
+    task = world.start(loop, "fanout.sweep")
     assert not world.standing()
     world.pass_time(1.5)
     assert world.standing()
@@ -92,7 +92,7 @@ def test_a_loop_stands_still_until_it_has_run_for_a_while(world: World) -> None:
     assert not world.standing()
     fails = True
     world.pass_time(1)
-    assert world.standing() == ["task fanout.clerk has failed and is tried again: OSError: gone"], "counted from one"
+    assert world.standing() == ["task fanout.sweep has failed and is tried again: OSError: gone"], "counted from one"
     task.cancel()
     world.pass_time(0)
     assert not world.standing()

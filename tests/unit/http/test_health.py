@@ -206,14 +206,14 @@ async def test_a_node_is_not_ready_while_a_background_task_stands_still(
         await asyncio.Event().wait()
 
     supervisor = control._broker.supervisor
-    task = supervisor.start(work, "fanout.clerk.of-a-customer")
-    await until(lambda: supervisor.failures["fanout.clerk"] > 0)
-    assert "background tasks stand still: fanout.clerk" == await reasons(web), "without details"
+    task = supervisor.start(work, "fanout.sweep.of-a-customer")
+    await until(lambda: supervisor.failures["fanout.sweep"] > 0)
+    assert "background tasks stand still: fanout.sweep" == await reasons(web), "without details"
     (problem,) = (await control.node()).problems
-    assert "fanout.clerk.of-a-customer" in problem and "a defect, and /a/path" in problem
+    assert "fanout.sweep.of-a-customer" in problem and "a defect, and /a/path" in problem
     text = render(families(await control.statistics()))
     assert "motorcade_tasks_standing_still 1" in text
-    assert 'motorcade_task_failures_total{task="fanout.clerk"}' in text
+    assert 'motorcade_task_failures_total{task="fanout.sweep"}' in text
     well.set()
     async with asyncio.timeout(PATIENCE):
         while await reasons(web):  # noqa: ASYNC110 - nobody tells
