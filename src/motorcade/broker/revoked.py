@@ -34,7 +34,7 @@ class Revoked:
         self._allowed.remove(split_share(filter_)[1])
 
     def allow(self, filter_: str) -> None:
-        """Allow what the client has subscribed to again, and may."""
+        """Allow a filter that the client has subscribed to again with permission."""
         self.filters.discard(filter_)
         self._allowed.set(split_share(filter_)[1], True)
 

@@ -70,7 +70,7 @@ class Sorter:
         self._bytes: Counter[tuple[int, int]] = Counter()
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Made]:
-        """Write columns: number of the table, day, late, and those of all tables, null in rows of others."""
+        """Write batches: number of the table, day, late, and the columns of all tables, null in rows of others."""
         for batch in batches:
             self._sort(batch)
             while self._bytes.total() > self._buffer:

@@ -680,7 +680,7 @@ class MemoryStreams:
 
 
 class MemoryFeeds:
-    """The feed of changes: one."""
+    """The single feed of changes."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

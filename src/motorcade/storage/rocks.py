@@ -626,7 +626,7 @@ def _kept(values: Sequence[bytes]) -> Sequence[bytes]:
 
 
 class RocksFeeds:
-    """The feed of changes: one."""
+    """The single feed of changes."""
 
     def __init__(self, reader: TableReader) -> None:
         self._reader = reader

@@ -35,7 +35,7 @@ SHOWN: Final = 64  #: characters of a name that a message quotes
 
 
 class Refusal(NamedTuple):
-    """The reason of a refusal."""
+    """A refusal: its reason code and detail."""
 
     reason: ReasonCode
     detail: str

@@ -149,7 +149,7 @@ class StreamService:
             raise self._too_many(max_streams)
 
     async def reconfigure(self, configured: Mapping[str, StreamOptions]) -> None:
-        """Declare what the configuration declares now."""
+        """Declare the streams of a configuration, and undeclare those that it no longer has."""
         async with self._changing:
             self.check(configured, self._config.max_streams)
             for stream in [stream for stream in self._streams.values() if stream.origin == CONFIGURED]:
