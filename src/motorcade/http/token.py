@@ -10,17 +10,15 @@ file, named after the address, lies where commands of the same user look, so tha
 from __future__ import annotations
 
 import os
-import secrets
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from motorcade.core.errors import ConfigError
+from motorcade.private_files import own_secret, read_private, write_private
 
 NAME: Final = "token"
-_MAX: Final = 4096  # bytes of a token file
 _LISTENING: Final = "0A"  # a state in the tables of the system
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 
@@ -29,51 +27,17 @@ def own_token(data: Path) -> str:
     """Return the token in a node's data folder; make one if there is none. `ConfigError` if it cannot be written."""
     path = data / NAME
     try:
-        found = read_token(path)
-        if found:
-            return found
-        data.mkdir(parents=True, mode=0o700, exist_ok=True)
-        made = secrets.token_urlsafe(32)
-        _write(path, made)
+        return own_secret(path)
     except OSError as error:
         raise ConfigError(
             f"the token of the control port cannot be kept in {path}: {error.strerror};"
             " set http.token, another data.dir, or http.bind = 'off'"
         ) from error
-    return made
 
 
 def read_token(path: Path) -> str:
     """Read a token file; empty if there is none, or if others could have read or written it."""
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[str, int]:
-    """Return the token in a file, and the user that owns the file."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return "", -1
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(handle)
-        private = not stat.S_IMODE(about.st_mode) & 0o077 and about.st_uid in (os.geteuid(), 0)
-        # Root reads the tokens of all nodes; it is told the truth by the files of any user.
-        if not stat.S_ISREG(about.st_mode) or not (private or os.geteuid() == 0):
-            return "", -1
-        return file.read(_MAX).decode("ascii", "replace").strip(), about.st_uid
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file by one that only its owner can read."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"{text}\n")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    return read_private(path)[0]
 
 
 # -- from an address to the file
@@ -86,7 +50,7 @@ def point(address: str, data: Path) -> Path | None:
         return None
     with suppress(OSError):
         path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        _write(path, str((data / NAME).absolute()))
+        write_private(path, str((data / NAME).absolute()))
         return path
     return None
 
@@ -109,7 +73,7 @@ def find_token(address: str, environ: Mapping[str, str], data: Iterable[Path] = 
             if pointer is not None:
                 files.append(Path(pointer.read_text().strip()))
     for path in [*files, *(folder / NAME for folder in data)]:
-        found, owner = _read(path)
+        found, owner = read_private(path)
         if found and listening <= {owner, 0}:
             return found
     return ""
