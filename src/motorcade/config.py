@@ -134,6 +134,24 @@ class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cache_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 128 << 20  #: rocksdb: blocks of its files kept in memory
 
 
+class ClusterOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Several nodes on one store, as one broker. `motorcade serve --nodes N` sets what its nodes need by itself."""
+
+    bind: str = ""  #: `HOST:PORT` on which other nodes reach this one; empty: a node by itself
+    advertise: str = ""  #: `HOST:PORT` that the others are told, if that is not `bind`; needed with `*:PORT`
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "motorcade"  #: of the cluster, alike on all nodes
+    secret_file: str = ""  #: file with a secret that all nodes know, 16 bytes or more; not needed on loopback
+    certificate: str = ""  #: file with the certificate chain of this node, PEM: links speak TLS
+    key: str = ""  #: file with its private key, PEM
+    ca: str = ""  #: file with the authorities that certificates of the others must come from, PEM: mutual TLS
+    plain: bool = False  #: true: links leave this machine and private networks without TLS
+    #: seconds that a publisher is held up for a node that does not confirm what it was sent
+    patience: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.5
+    lease: Annotated[float, msgspec.Meta(ge=0.5, le=600)] = 3.0  #: seconds of silence after which a node counts as dead
+    #: seconds for which a node may rely on what it knows of the others; more than `lease` + 1
+    view_lease: Annotated[float, msgspec.Meta(gt=1.5, le=1200)] = 5.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything. One attribute per section of the file."""
 
@@ -146,6 +164,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     log: LogOptions = LogOptions()
     data: DataOptions = DataOptions()
     store: StoreOptions = StoreOptions()
+    cluster: ClusterOptions = ClusterOptions()
     dispatch: DispatchOptions = DispatchOptions()
 
 
@@ -206,7 +225,7 @@ class LoadedConfig:
     path: Path | None
     leaves: dict[Path_, _Value] = field(repr=False)
     _environ: Mapping[str, str] = field(repr=False)
-    _overrides: Mapping[str, object] = field(repr=False)
+    overrides: Mapping[str, object] = field(repr=False)  #: from the command line
 
     def origin(self, key: str) -> str:
         """Return the origin of the value of `session.window`: default, file, environment or command line."""
@@ -225,7 +244,7 @@ class LoadedConfig:
 
     def again(self) -> LoadedConfig:
         """Read the same file once more, with the same environment and command line; plugins' tables are checked too."""
-        loaded = load(self.path, self._environ, self._overrides)
+        loaded = load(self.path, self._environ, self.overrides)
         check_plugins(loaded)
         return loaded
 
@@ -613,6 +632,58 @@ def _contradictions(config: Config) -> Iterator[tuple[Path_, str]]:
         yield ("limits", "write_low"), f"must not be above limits.write_high ({config.limits.write_high})"
     if not storage.names_store(config.store.url):
         yield ("store", "url"), f"{config.store.url!r} does not name a store; it should be one of {storage.FORMS}"
+    yield from _cluster_contradictions(config.cluster)
+
+
+def _cluster_contradictions(cluster: ClusterOptions) -> Iterator[tuple[Path_, str]]:
+    for name, text in (("bind", cluster.bind), ("advertise", cluster.advertise)):
+        try:
+            address = parse_address(text) if text else None
+        except ConfigError:
+            yield ("cluster", name), f"{text!r} is not an address; write HOST:PORT or [IPV6]:PORT"
+        else:
+            if address is not None and name == "advertise" and not (address.host and address.port):
+                yield ("cluster", name), f"{text!r} does not say where others reach this node; write HOST:PORT"
+            if address is not None and name == "bind":
+                yield from _open_links(cluster, address)
+    if bool(cluster.certificate) != bool(cluster.key):
+        yield ("cluster", "certificate" if cluster.certificate else "key"), "a certificate and its key go together"
+    if cluster.ca and not cluster.certificate:
+        yield ("cluster", "ca"), "a node that asks others for a certificate needs one itself: set certificate and key"
+    if not cluster.view_lease > cluster.lease + 1:
+        yield (
+            ("cluster", "view_lease"),
+            (
+                f"{cluster.view_lease:g} must be more than cluster.lease + 1, which is {cluster.lease + 1:g}: before a "
+                "view ends, a node that has died is known to be dead"
+            ),
+        )
+
+
+def _open_links(cluster: ClusterOptions, bind: ListenAddress) -> Iterator[tuple[Path_, str]]:
+    """What is wrong with links that other machines can reach."""
+    key = ("cluster", "bind")
+    if not bind.host and not cluster.advertise:
+        yield key, f"{cluster.bind!r} is every interface: say in cluster.advertise where others reach it"
+    if _is_loopback(bind):
+        return
+    if not cluster.secret_file and not cluster.ca:
+        yield (
+            key,
+            f"{cluster.bind!r} can be reached from outside: set cluster.secret_file, or certificates with cluster.ca",
+        )
+    try:
+        private = ipaddress.ip_address(bind.host).is_private
+    except ValueError:  # every interface, or a name: where that leads is seen when it is listened on
+        private = bool(bind.host)
+    if not private and not cluster.certificate and not cluster.plain:
+        yield (
+            key,
+            (
+                f"{cluster.bind!r} may be reached over networks that are not private: set cluster.certificate and key, "
+                "or cluster.plain = true if links need no TLS there"
+            ),
+        )
 
 
 def _guarded(http: HttpOptions) -> bool:

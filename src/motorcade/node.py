@@ -14,11 +14,13 @@ import socket
 import stat
 import sys
 from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+import msgspec
 import structlog
 import uvloop
 
@@ -39,7 +41,7 @@ from motorcade.http.guard import Token
 from motorcade.http.server import HttpServer
 from motorcade.http.token import NAME as TOKEN_FILE
 from motorcade.http.token import own_token, point
-from motorcade.storage import MEMORY, open_store, placed
+from motorcade.storage import MEMORY, has_private_store, open_store, placed, private_store
 from motorcade.storage.housekeeping import Housekeeping
 from motorcade.storage.ports import Durability, Store, StoreAwayError
 from motorcade.tasks import Tasks
@@ -62,11 +64,19 @@ SPARE_BLOCK = 8 * 2**20  #: bytes at the end of the heap that are kept for what 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
-class Node:
-    """One node: starts, serves until told to stop, drains."""
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """What a node shares with others that the same command has started, besides the ports of its listeners."""
 
-    def __init__(self, loaded: LoadedConfig, loop: asyncio.AbstractEventLoop) -> None:
+    tokens: Path  #: folder of the token of all control ports
+
+
+class Node:
+    """One node: starts, serves until told to stop, drains. With siblings, its ports are theirs too."""
+
+    def __init__(self, loaded: LoadedConfig, loop: asyncio.AbstractEventLoop, siblings: Siblings | None = None) -> None:
         self._loaded = loaded
+        self._siblings = siblings
         config = loaded.config
         hooks = Hooks()
         options = _broker_options(config)
@@ -95,9 +105,10 @@ class Node:
 
     async def run(self) -> None:
         """Serve until `stopping` is set, then drain."""
-        _keep_private(Path(self._loaded.config.data.dir))
+        _check_store(self._loaded)
+        keep_private(Path(self._loaded.config.data.dir))
         if self._store_url.startswith("rocksdb://"):
-            _keep_private(Path(self._store_url.removeprefix("rocksdb://")))
+            keep_private(Path(self._store_url.removeprefix("rocksdb://")))
         try:
             self.store = self.plugins.store = await self._open_store()
             if self.store is not None:
@@ -161,7 +172,7 @@ class Node:
         if url != MEMORY:
             await self._restore(store, shared=not url.startswith("rocksdb"))
         self._tls = _contexts(config)
-        for endpoint in _endpoints(config, self._tls):
+        for endpoint in _endpoints(config, self._tls, shared=self._siblings is not None):
             listener = Listener(self.broker, endpoint)
             await listener.open()
             self.listeners.append(listener)
@@ -177,14 +188,15 @@ class Node:
         found = addresses(config.http.bind)
         if not found:
             return
-        token, data = Token(config.http.token, required=config.http.require_token), Path(config.data.dir)
+        token = Token(config.http.token, required=config.http.require_token)
+        folder = Path(config.data.dir) if self._siblings is None else self._siblings.tokens
         if not token.text and token.required:
-            token = Token(own_token(data), (data / TOKEN_FILE).absolute())
+            token = Token(own_token(folder), (folder / TOKEN_FILE).absolute())
         for address in found:
             server = HttpServer(self.control, address.host, address.port, token, self.tasks)
             await server.start()
             self.http.append(server)
-            if token.file is not None and (pointer := point(server.address, data)) is not None:
+            if token.file is not None and (pointer := point(server.address, folder)) is not None:
                 self._pointers.append(pointer)
 
     def _keep_tidy(self, store: Store) -> None:
@@ -342,7 +354,7 @@ def _in_force(old: LoadedConfig, new: LoadedConfig, waiting: set[str]) -> Iterat
     yield from (entry for entry in old.entries() if entry[0] in waiting)
 
 
-def _keep_private(folder: Path) -> None:
+def keep_private(folder: Path) -> None:
     """Take the rights of others away from a folder of an earlier version; a new one is made without them."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -380,23 +392,42 @@ def give_back_large_blocks() -> bool:
     return tune is not None and bool(tune(_M_MMAP_THRESHOLD, LARGE_BLOCK) and tune(_M_TRIM_THRESHOLD, SPARE_BLOCK))
 
 
-def run(loaded: LoadedConfig) -> int:
+def _check_store(loaded: LoadedConfig) -> None:
+    """Refuse a store that this node cannot serve as it is asked to, before anything is opened."""
+    config = loaded.config
+    url, data = config.store.url, Path(config.data.dir)
+    embedded = url.startswith(("rocksdb:", MEMORY))
+    if config.cluster.bind and embedded:
+        raise ConfigError(
+            f"{loaded.origin('cluster.bind')}: cluster.bind: the embedded engine serves exactly one node, and "
+            f"store.url is {url}; name a store that all nodes reach, redis://HOST:PORT, or leave cluster.bind out"
+        )
+    private = private_store(data)
+    if url == "rocksdb://" and has_private_store(private):
+        raise ConfigError(
+            f"{data} holds the store of several nodes, {private}: start it with `--nodes 2` or more. To go on with one "
+            f"node: `motorcade store export FILE --store valkey://{private}`, `motorcade store import FILE --store "
+            f"rocksdb://{data / 'store'}`, then move {private} away; or name another folder with --data"
+        )
+
+
+def run(loaded: LoadedConfig, siblings: Siblings | None = None) -> int:
     """Run a node until SIGTERM or SIGINT; the exit code."""
     os.umask(0o077)  # what the node writes is its own user's, whichever library writes it
     _raise_file_limit(loaded.config.limits.max_connections)
     give_back_large_blocks()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(loaded))
+            runner.run(_serve(loaded, siblings))
     except MotorcadeError as error:
         print(f"error: {without_secrets(str(error))}", file=sys.stderr)  # noqa: T201 - for the person who started it
         return 1
     return 0
 
 
-async def _serve(loaded: LoadedConfig) -> None:
+async def _serve(loaded: LoadedConfig, siblings: Siblings | None) -> None:
     loop = asyncio.get_running_loop()
-    node = Node(loaded, loop)
+    node = Node(loaded, loop, siblings)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stopping.set)
     tasks: set[asyncio.Task[None]] = set()
@@ -410,18 +441,14 @@ async def _serve(loaded: LoadedConfig) -> None:
     await node.run()
 
 
+def made_up_name(port: int) -> str:
+    """Return the name of a node that is given none, by its first port."""
+    return f"{socket.gethostname()}-{port}"
+
+
 def _broker_options(config: Config) -> BrokerOptions:
-    options = config.broker
-    if options.node:
-        return options
     first = next((a.port for a in addresses(config.listeners.tcp.bind)), 0)
-    return BrokerOptions(
-        f"{socket.gethostname()}-{first}",
-        options.server_reference,
-        options.response_information,
-        options.server_keep_alive,
-        options.drain_timeout,
-    )
+    return msgspec.structs.replace(config.broker, node=config.broker.node or made_up_name(first))
 
 
 def _contexts(config: Config) -> dict[str, Served]:
@@ -439,23 +466,27 @@ def _contexts(config: Config) -> dict[str, Served]:
     return found
 
 
-def _endpoints(config: Config, tls: dict[str, Served]) -> list[Endpoint]:
+def _endpoints(config: Config, tls: dict[str, Served], *, shared: bool) -> list[Endpoint]:
     """Return all addresses of all listeners."""
     listeners = config.listeners
     found = [
-        Endpoint("tcp", address.host, address.port, None, "", (), listeners.tcp.max_connections)
+        Endpoint("tcp", address.host, address.port, None, "", (), listeners.tcp.max_connections, shared)
         for address in addresses(listeners.tcp.bind)
     ]
     for address in addresses(listeners.tls.bind):
         context = tls["tls"].context
-        found.append(Endpoint("tls", address.host, address.port, context, "", (), listeners.tls.max_connections))
+        found.append(
+            Endpoint("tls", address.host, address.port, context, "", (), listeners.tls.max_connections, shared)
+        )
     for address in addresses(listeners.ws.bind):
         ws = listeners.ws
-        found.append(Endpoint("ws", address.host, address.port, None, ws.path, ws.origins, ws.max_connections))
+        found.append(Endpoint("ws", address.host, address.port, None, ws.path, ws.origins, ws.max_connections, shared))
     for address in addresses(listeners.wss.bind):
         wss = listeners.wss
         context = tls["wss"].context
-        found.append(Endpoint("wss", address.host, address.port, context, wss.path, wss.origins, wss.max_connections))
+        found.append(
+            Endpoint("wss", address.host, address.port, context, wss.path, wss.origins, wss.max_connections, shared)
+        )
     if not found:
         raise ConfigError("all listeners are off: no client could connect")
     return found

@@ -8,7 +8,7 @@ import stat
 import threading
 from pathlib import Path
 
-from motorcade.node import _keep_private
+from motorcade.node import keep_private
 from tests.support.commands import run, start_process
 from tests.support.local import LocalNode
 from tests.support.node import NodeProcess
@@ -41,10 +41,10 @@ def test_the_data_folder_is_closed_and_so_is_every_file_in_it(tmp_path: Path) ->
 def test_a_folder_that_all_share_is_left_as_it_is(tmp_path: Path) -> None:
     """`--data /tmp` by root would keep every other user out of it."""
     tmp_path.chmod(0o1777)
-    _keep_private(tmp_path)
+    keep_private(tmp_path)
     assert 0o1777 == stat.S_IMODE(tmp_path.stat().st_mode)
     tmp_path.chmod(0o755)
-    _keep_private(tmp_path)
+    keep_private(tmp_path)
     assert 0o700 == stat.S_IMODE(tmp_path.stat().st_mode)
 
 

@@ -82,6 +82,18 @@ def test_the_stronger_source_wins_and_is_named(read: Read) -> None:
         ("[limits]\nwrite_high = 1\n", "limits.write_low: must not be above limits.write_high (1)"),
         ("[session]\nshared_strategy = 'rand'\n", "motorcade.toml:2: session.shared_strategy: unknown strategy 'rand'"),
         ("[store]\nurl = 'sqlite://x'\n", "motorcade.toml:2: store.url: 'sqlite://x' does not name a store"),
+        ("[cluster]\nbind = '7946'\n", "motorcade.toml:2: cluster.bind: '7946' is not an address"),
+        ("[cluster]\nbind = '*:7946'\n", "motorcade.toml:2: cluster.bind: '*:7946' is every interface: say in"),
+        ("[cluster]\nadvertise = '*:7946'\n", "cluster.advertise: '*:7946' does not say where"),
+        ("[cluster]\nbind = '10.0.0.1:7946'\n", "cluster.bind: '10.0.0.1:7946' can be reached from outside"),
+        (
+            "[cluster]\nbind = '198.41.0.4:7946'\nsecret_file = 'x'\n",
+            "motorcade.toml:2: cluster.bind: '198.41.0.4:7946' may be reached over networks that are not private",
+        ),
+        ("[cluster]\nkey = 'k.pem'\n", "motorcade.toml:2: cluster.key: a certificate and its key go together"),
+        ("[cluster]\nca = 'ca.pem'\n", "motorcade.toml:2: cluster.ca: a node that asks others for a certificate"),
+        ("[cluster]\nlease = 4\n", "cluster.view_lease: 5 must be more than cluster.lease + 1, which is 5"),
+        ("[cluster]\npatience = 0\n", "motorcade.toml:2: cluster.patience = 0"),
         ("[session]\n\nwindow = = 1\n", "motorcade.toml:3: not valid TOML"),
     ],
 )
@@ -90,6 +102,17 @@ def test_what_is_wrong_is_named_with_file_line_and_key(read: Read, text: str, wa
     with pytest.raises(ConfigError) as caught:
         read(text)
     assert wanted in str(caught.value)
+
+
+def test_links_between_machines_need_a_secret_and_beyond_private_networks_tls(read: Read) -> None:
+    """And on loopback neither."""
+    for good in (
+        "bind = '127.0.0.1:7946'",
+        "bind = '10.0.0.1:7946'\nsecret_file = 's'",
+        "bind = '198.41.0.4:7946'\nsecret_file = 's'\nplain = true",
+        "bind = '*:7946'\nadvertise = 'a.example:7946'\ncertificate = 'c'\nkey = 'k'\nca = 'a'",
+    ):
+        read(f"[cluster]\n{good}\n")
 
 
 def test_a_line_is_found_below_things_that_only_look_like_keys(read: Read) -> None:

@@ -29,6 +29,7 @@ class Endpoint:
     path: str = "/mqtt"  #: of WebSockets
     origins: tuple[str, ...] = ()  #: of WebSockets; empty: pages of the same host
     max_connections: int = 0  #: of all endpoints of this kind; 0 is any number
+    shared: bool = False  #: other nodes of this user on this machine listen there too, and the kernel chooses
 
     def __str__(self) -> str:
         return f"{self.kind}://{address_text(self.host, self.port)}"
@@ -52,7 +53,9 @@ class Listener:
         endpoint = self.endpoint
         self._broker.limit_listener(endpoint.kind, endpoint.max_connections)
         try:
-            self._servers = [await self._serve(host=endpoint.host or None, port=endpoint.port)]
+            self._servers = [
+                await self._serve(host=endpoint.host or None, port=endpoint.port, reuse_port=endpoint.shared)
+            ]
         except (OSError, socket.gaierror) as error:
             raise ConfigError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
 

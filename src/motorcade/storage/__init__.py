@@ -27,6 +27,16 @@ def placed(url: str, data: Path) -> str:
     return f"rocksdb://{data / 'store'}" if url == "rocksdb://" else url
 
 
+def private_store(data: Path) -> Path:
+    """Return the folder of the Valkey that `motorcade serve --nodes` runs for its nodes, in their data folder."""
+    return data / "valkey"
+
+
+def has_private_store(folder: Path) -> bool:
+    """Return True if such a Valkey has ever written there."""
+    return (folder / "appendonlydir").is_dir()
+
+
 async def open_store(url: str, durability: Durability = Durability.SAFE, cache_bytes: int | None = None) -> Store:
     """Open the store that `url` names; `StoreError` says what is wrong with it.
 
