@@ -19,9 +19,10 @@ import structlog
 from motorcade.core.redaction import HEADERS, HIDDEN, escape_json, is_secret, without_secrets
 from motorcade.core.words import printable
 
-__all__ = ["HEADERS", "HIDDEN", "configure", "is_secret", "redact", "without_secrets"]
+__all__ = ["HEADERS", "HIDDEN", "configure", "is_secret", "redact", "relay", "without_secrets"]
 
 
+_HANDLER = "motorcade"  # of the root logger
 #: Libraries that speak of each connection at INFO; what matters of it, the node logs itself.
 _TALKATIVE = ("uvicorn", "websockets", "asyncio", "httpx", "httpcore")
 
@@ -76,15 +77,23 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(target)
-    handler.set_name("motorcade")
+    handler.set_name(_HANDLER)
     handler.setFormatter(_formatter(shared, console=console, colors=console and target.isatty()))
     root = logging.getLogger()
-    for old in [h for h in root.handlers if h.get_name() == "motorcade"]:
+    for old in [h for h in root.handlers if h.get_name() == _HANDLER]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def relay(event: Mapping[str, Any]) -> None:
+    """Write an event of another process, which has its level, time and logger already, as one of this log."""
+    record = logging.makeLogRecord({"msg": dict(event), "_logger": None, "_name": str(event.get("level", "info"))})
+    for handler in logging.getLogger().handlers:
+        if handler.get_name() == _HANDLER:
+            handler.handle(record)
 
 
 def _formatter(

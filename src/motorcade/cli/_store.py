@@ -14,6 +14,8 @@ from motorcade.cli import _control
 from motorcade.cli.serve import ConfigFile
 from motorcade.core.redaction import without_secrets
 
+PRIVATE = "valkey://"  #: `valkey://DIR` is the private store of `serve --nodes` in that folder
+
 
 @dataclass(frozen=True)
 class StoreFlags:
@@ -57,12 +59,17 @@ class StoreLocation:
     durability: str
     http: str
     token: str | None
+    private: Path | None = (
+        None  #: folder of the Valkey of `serve --nodes`, which may run or not; then `url` is not used
+    )
 
     @property
     def shown(self) -> str:
         """The URL without the password of its server."""
         if self.path is not None:
             return f"rocksdb://{self.path}"
+        if self.private is not None:
+            return f"{PRIVATE}{self.private}"
         scheme, _, rest = without_secrets(self.url).partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
 
@@ -77,9 +84,13 @@ def find_store(
     from motorcade import config as configuration
     from motorcade import log
     from motorcade.http.token import find_token
-    from motorcade.storage import placed
+    from motorcade.storage import has_private_store, placed, private_store
 
-    flags = {"store.url": given.store, "data.dir": given.data}
+    store = given.store
+    private: Path | None = None
+    if store is not None and store.startswith(PRIVATE):
+        private, store = Path(store.removeprefix(PRIVATE)), None
+    flags = {"store.url": store, "data.dir": given.data}
     named = next((f"--{name}" for name in ("store", "data", "config") if getattr(given, name)), "")
     named = named or next((name for name in ("MOTORCADE_STORE__URL", "MOTORCADE_DATA__DIR") if name in os.environ), "")
     found = configuration.load(
@@ -102,10 +113,15 @@ def find_store(
         raise _control.ControlError(
             "memory:// keeps nothing that outlives its node; name another store with --store URL or --config FILE"
         )
+    folder = private_store(Path(found.data.dir))
+    if private is None and url == placed("rocksdb://", Path(found.data.dir)) and has_private_store(folder):
+        private = folder
+    if private is not None:
+        private, url = private.absolute(), ""
     path = Path(url.removeprefix("rocksdb://")).absolute() if url.startswith("rocksdb://") else None
     if path is not None:
         url = f"rocksdb://{path}"  # workers of Spark run in other folders
-    location = StoreLocation(url, path, found.store.durability, http, token)
+    location = StoreLocation(url, path, found.store.durability, http, token, private)
     if told and given.store is None:
         print(f"store: {location.shown} ({why})", file=sys.stderr)
     return location

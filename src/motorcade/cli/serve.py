@@ -1,4 +1,4 @@
-"""`motorcade serve`: run a node in the foreground."""
+"""`motorcade serve`: run a node, or several, in the foreground."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", envvar="MOTORCADE_CONFIG", metavar="FILE", help="TOML configuration file.")
 ]
 
+MAX_NODES = 64
+
 
 def serve(
     config: ConfigFile = None,
@@ -23,20 +25,20 @@ def serve(
     ] = None,
     store: Annotated[str | None, typer.Option(metavar="URL", help="URL of the store. \\[rocksdb://]")] = None,
     node: Annotated[str | None, typer.Option(metavar="NAME", help="Name of this node.")] = None,
-    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes that share the ports.")] = 1,
+    nodes: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MAX_NODES, help="Nodes that share the ports, and a store.")
+    ] = 1,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. \\[info]")] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, console or json. \\[auto]")] = None,
 ) -> None:
     """Run a node until SIGTERM or SIGINT. Prints a line with `ready` when it accepts clients.
 
+    With --nodes N several run on the same ports, as one broker; without a store they share a private Valkey in
+    DIR/valkey. The control port of the first is as configured, those of the others are told in the line with `ready`.
+
     Flags are stronger than MOTORCADE_SECTION__KEY variables, and these are stronger than the file.
     SIGHUP reads the file again.
     """
-    if nodes != 1:
-        raise typer.BadParameter(
-            f"{nodes} nodes need a store that they share, which this version does not have; leave --nodes out",
-            param_hint="--nodes",
-        )
     from motorcade import config as configuration
     from motorcade import log
 
@@ -55,6 +57,10 @@ def serve(
     configuration.check_plugins(loaded)
     log.configure(loaded.config.log.level, loaded.config.log.format)
 
-    from motorcade.node import run
+    if nodes == 1:
+        from motorcade.node import run
 
-    raise SystemExit(run(loaded))
+        raise SystemExit(run(loaded))
+    from motorcade.supervisor.supervisor import run as run_nodes
+
+    raise SystemExit(run_nodes(loaded, nodes))

@@ -14,8 +14,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
@@ -286,11 +286,26 @@ async def _shared(
     from motorcade.storage import open_store
     from motorcade.storage.ports import Durability
 
-    store = cast("RedisStore", await open_store(where.url, Durability(durability)))
-    try:
-        return await work(store)
-    finally:
-        await store.close()
+    async with _served(where) as url:
+        store = cast("RedisStore", await open_store(url, Durability(durability)))
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+
+@asynccontextmanager
+async def _served(where: StoreLocation) -> AsyncIterator[str]:
+    """Yield the URL of a store on Redis; a private one that does not run is run for as long."""
+    if where.private is None:
+        yield where.url
+        return
+    from motorcade.storage.ports import Durability
+    from motorcade.supervisor.program import find_program
+    from motorcade.supervisor.valkey import served
+
+    async with served(where.private, find_program(), Durability(where.durability)) as url:
+        yield url
 
 
 async def _check_shared(where: StoreLocation) -> tuple[list[str], int]:
@@ -323,12 +338,13 @@ async def _export_shared(where: StoreLocation, out: BinaryIO) -> dict[str, int]:
     from motorcade.storage.redis import RedisStore
     from motorcade.storage.transfer_redis import RedisSource
 
-    store = RedisStore(where.url, Durability.FAST, only_read=True)  # also one of the format before
-    await store.open()
-    try:
-        return await _export(RedisSource(store), out)
-    finally:
-        await store.close()
+    async with _served(where) as url:
+        store = RedisStore(url, Durability.FAST, only_read=True)  # also one of the format before
+        await store.open()
+        try:
+            return await _export(RedisSource(store), out)
+        finally:
+            await store.close()
 
 
 async def _import_shared(where: StoreLocation, reading: BinaryIO) -> dict[str, int]:
