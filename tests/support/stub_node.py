@@ -44,7 +44,7 @@ def main() -> None:
         signal.signal(number, lambda _number, _frame: None)
     listening = [listen(bind) for bind in own["listeners.tcp.bind"]]
     if not asked.get("silent"):
-        http = " ".join(own.get("http.bind", ()))
+        http = " ".join(at for at in own["http.bind"] if own["http.bind"] != "off")
         tcp = " ".join(own["listeners.tcp.bind"])
         print(f"motorcade 0 ready  tcp {tcp}" + (f"  http {http}" if http else ""), flush=True)
     with selectors.DefaultSelector() as selector:

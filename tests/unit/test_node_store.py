@@ -28,7 +28,7 @@ async def test_a_node_with_links_does_not_take_an_embedded_store(tmp_path: Path,
     assert not (tmp_path / "data").exists()
 
 
-async def test_a_folder_with_the_store_of_several_nodes_is_not_begun_anew(tmp_path: Path) -> None:
+async def test_a_folder_with_the_store_of_several_nodes_gets_no_empty_one_beside_it(tmp_path: Path) -> None:
     """The message says how its contents get into a store for one node."""
     (tmp_path / "valkey" / "appendonlydir").mkdir(parents=True)
     with pytest.raises(ConfigError) as caught:

@@ -59,9 +59,7 @@ class StoreLocation:
     durability: str
     http: str
     token: str | None
-    private: Path | None = (
-        None  #: folder of the Valkey of `serve --nodes`, which may run or not; then `url` is not used
-    )
+    private: Path | None = None  #: folder of the Valkey of `serve --nodes`, which may run or not
 
     @property
     def shown(self) -> str:
@@ -84,6 +82,7 @@ def find_store(
     from motorcade import config as configuration
     from motorcade import log
     from motorcade.http.token import find_token
+    from motorcade.private_files import read_private
     from motorcade.storage import has_private_store, placed, private_store
 
     store = given.store
@@ -113,11 +112,14 @@ def find_store(
         raise _control.ControlError(
             "memory:// keeps nothing that outlives its node; name another store with --store URL or --config FILE"
         )
-    folder = private_store(Path(found.data.dir))
-    if private is None and url == placed("rocksdb://", Path(found.data.dir)) and has_private_store(folder):
-        private = folder
+    data = Path(found.data.dir)
+    if url.startswith(PRIVATE):
+        private = Path(url.removeprefix(PRIVATE))
+    elif private is None and url == placed("rocksdb://", data) and not (data / "store" / "CURRENT").exists():
+        private = private_store(data) if has_private_store(private_store(data)) else None
     if private is not None:
-        private, url = private.absolute(), ""
+        private = private.absolute()
+        url = read_private(private / "url")[0] or f"{PRIVATE}{private}"
     path = Path(url.removeprefix("rocksdb://")).absolute() if url.startswith("rocksdb://") else None
     if path is not None:
         url = f"rocksdb://{path}"  # workers of Spark run in other folders
@@ -141,9 +143,20 @@ def _store_of_node(http: str, token: str | None) -> tuple[str, str] | None:
     why = f"of node {name} at http://{http}"
     if view["place"]:
         return f"rocksdb://{view['place']}", why
+    private = _private_of(control)
+    if private is not None:
+        return f"{PRIVATE}{private}", why
     engine = view["figures"]["engine"]
     raise _control.ControlError(
         f"node {name} at http://{http} keeps its store "
         + ("in memory, where only it can look" if engine == "memory" else f"on {engine}")
         + "; name a store with --store URL or --config FILE"
     )
+
+
+def _private_of(control: _control.ControlClient) -> Path | None:
+    """Return the folder of the private store of a node of `serve --nodes`: it reads the address from a file there."""
+    settings = {each["key"]: each["value"] for each in control.call("GET", "config")["data"]}
+    reference = str(settings.get("store.url", ""))
+    file = Path(reference.removeprefix("file://"))
+    return file.parent if reference.startswith("file://") and (file.parent / "server.lock").exists() else None

@@ -19,7 +19,7 @@ ERROR: Final = "error: "  #: the last line of a command that fails begins so
 _EVENT: Final = msgspec.json.Decoder(dict[str, Any])
 #: `1234:M 18 Nov 2026 20:27:29.123 * text`: process, role, time, level, text.
 _OF_VALKEY: Final = re.compile(r"\d+:[A-Z] .{8,30}? ([.\-*#]) (.*)")
-#: What it says when it is told to end; if nobody has told it, the supervisor says so.
+#: What it says when it is told to end; an end that comes by itself is told by the supervisor.
 _OF_ITS_END: Final = re.compile(r"signal-handler|[Uu]ser requested shutdown|ready to exit")
 _LEVELS: Final = {".": "debug", "-": "debug", "*": "debug", "#": "warning"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from motorcade.broker.listener import address_text
-from motorcade.config import Config, ListenAddress, LoadedConfig, addresses, parse_address
+from motorcade.config import OFF, Config, ListenAddress, LoadedConfig, addresses, parse_address
 from motorcade.core.errors import ConfigError
 from motorcade.node import made_up_name
 from motorcade.supervisor.child import NodeOrders
@@ -39,12 +39,11 @@ def plan(loaded: LoadedConfig, count: int, ports: HeldPorts) -> list[NodePlan]:
     listening: dict[str, list[ListenAddress]] = {}
     for kind in KINDS:
         key = f"listeners.{kind}.bind"
-        found = [ports.share(address, key) for address in addresses(getattr(config.listeners, kind).bind)]
-        if found:
-            listening[kind], shared[key] = found, [address_text(*address) for address in found]
-    if not listening:
+        listening[kind] = [ports.share(address, key) for address in addresses(getattr(config.listeners, kind).bind)]
+        shared[key] = [address_text(*address) for address in listening[kind]] or OFF
+    if not any(listening.values()):
         raise ConfigError("all listeners are off: nobody could connect")
-    name = config.broker.node or made_up_name(next((address.port for address in listening.get("tcp", ())), 0))
+    name = config.broker.node or made_up_name(next((address.port for address in listening["tcp"]), 0))
     http = [ports.spread(address, count, "http.bind") for address in addresses(config.http.bind)]
     links = _links(config, count, ports)
     if not config.cluster.secret_file:
@@ -56,9 +55,8 @@ def plan(loaded: LoadedConfig, count: int, ports: HeldPorts) -> list[NodePlan]:
             **links[number - 1],
             "broker.node": f"{name}-{number}",
             "data.dir": str(data / f"node-{number}"),
+            "http.bind": [address_text(*of_nodes[number - 1]) for of_nodes in http] or OFF,
         }
-        if http:
-            own["http.bind"] = [address_text(*of_nodes[number - 1]) for of_nodes in http]
         plans.append(NodePlan(f"{name}-{number}", data / f"node-{number}", own))
     return plans
 

@@ -74,7 +74,7 @@ class HeldPorts:
     def _bind(self, place: _Place, port: int, *, shared: bool) -> None:
         if (place[1], port) in self._held:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        # Without SO_REUSEPORT this fails if anybody listens there, also with it.
+        # Without SO_REUSEPORT this fails if another socket listens there, also one that would share the port.
         _bound(place, port, socket.SO_REUSEADDR).close()
         options = (socket.SO_REUSEADDR, socket.SO_REUSEPORT) if shared else (socket.SO_REUSEADDR,)
         self._sockets.append(_bound(place, port, *options))

