@@ -661,7 +661,7 @@ def _cluster_contradictions(cluster: ClusterOptions) -> Iterator[tuple[Path_, st
 
 
 def _open_links(cluster: ClusterOptions, bind: ListenAddress) -> Iterator[tuple[Path_, str]]:
-    """What is wrong with links that other machines can reach."""
+    """Find what is wrong with links that other machines can reach."""
     key = ("cluster", "bind")
     if not bind.host and not cluster.advertise:
         yield key, f"{cluster.bind!r} is every interface: say in cluster.advertise where others reach it"

@@ -66,7 +66,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """What a node shares with others that the same command has started, besides the ports of its listeners."""
+    """Things that a node shares with others of the same command, besides the ports of its listeners."""
 
     tokens: Path  #: folder of the token of all control ports
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -138,3 +139,39 @@ def test_what_one_node_has_stored_moves_to_several_and_back(tmp_path: Path) -> N
         assert [b"%d" % number for number in range(20)] == [sleeper.receive().payload for _ in range(20)]
         sleeper.subscribe("state", 1)
         assert b"kept" == sleeper.receive().payload
+
+
+def test_a_real_node_and_its_store_are_killed_and_nothing_that_was_acknowledged_is_lost() -> None:
+    """One node, since it takes no cluster: it is started again on the same ports, and so is the server of its store."""
+    with NodesProcess(1) as nodes:
+        with Client(nodes.mqtt, version=5) as sleeper:
+            assert 0 == sleeper.connect("sleeper", **lasting(5)).reason
+            sleeper.subscribe("v/#", 1)
+            sleeper.disconnect()
+        sent = 0
+        for victim in ("node", "valkey", "node", "valkey"):
+            with Client(nodes.mqtt, version=5) as publisher:
+                assert 0 == publisher.connect("publisher").reason
+                for _ in range(50):
+                    publisher.publish("v/1", b"%d" % sent, qos=1)
+                    sent += 1
+            ups = len(nodes.events(f"{victim}_up"))
+            os.kill(nodes.events(f"{victim}_up")[-1]["pid"], signal.SIGKILL)
+            nodes.until(lambda kind=victim, before=ups: len(nodes.events(f"{kind}_up")) > before, "it is up again")  # type: ignore[misc] # bound now
+        at = [event["http"] for event in nodes.events("node_up")]
+        assert 3 == len(at) and {str(nodes.http)} == set(at)
+        assert "SIGKILL" == nodes.events("valkey_died")[0]["signal"]
+        assert 0 == run("client", "list", "--http", nodes.http).returncode  # the token is found
+        with Client(nodes.mqtt, version=5) as sleeper:
+            assert sleeper.connect("sleeper", **lasting(5)).session_present
+            assert [b"%d" % number for number in range(sent)] == [sleeper.receive().payload for _ in range(sent)]
+    (private,) = nodes.events("private_store")
+    assert ("always", "an acknowledged write is on the disk") == (private["appendfsync"], private["promise"])
+    assert "redis_without_replicas" not in nodes.log
+
+
+def test_every_node_reads_its_configuration_again() -> None:
+    with NodesProcess(1) as nodes:
+        nodes.signal(signal.SIGHUP)
+        nodes.until(lambda: bool(nodes.events("reloaded")), "the node tells what came of it")
+        assert nodes.events("reloaded")[0]["node"].endswith("-1")

@@ -25,7 +25,7 @@ from tests.support.ports import free_port
 
 
 class NodesProcess:
-    """A supervisor and its nodes. `args` are appended to the command line, or are `KEY=VALUE` with stand-ins."""
+    """A supervisor and its nodes: the command, or, with stand-ins or for one node, a program that takes `KEY=VALUE`."""
 
     def __init__(
         self,
@@ -45,9 +45,16 @@ class NodesProcess:
         self.process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._env = env or {}
-        if stub:
+        if stub or count == 1:
             listeners = [f"listeners.tcp.bind={self.mqtt}", "listeners.ws.bind=off", f"http.bind={self.http}"]
-            command = ["-m", "tests.support.stub_supervisor", str(self.data), str(count), *listeners]
+            command = [
+                "-m",
+                "tests.support.stub_supervisor",
+                "stub" if stub else "real",
+                str(self.data),
+                str(count),
+                *listeners,
+            ]
         else:
             command = ["-m", "motorcade", "serve", "--nodes", str(count), "--data", str(self.data)]
             command += ["--mqtt", str(self.mqtt), "--ws", "off", "--http", str(self.http)]
@@ -56,7 +63,7 @@ class NodesProcess:
             self.ask(number, **wishes)
 
     def ask(self, number: int, **wishes: object) -> None:
-        """What a stand-in is to do from its next start on."""
+        """Ask a stand-in for something, from its next start on."""
         path = self.data / f"node-{number}" / "asked.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(wishes))
@@ -176,5 +183,5 @@ class NodesProcess:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Whether all of them have ended."""
+    """Return True if all of them have ended."""
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)

@@ -1,4 +1,4 @@
-"""How long to wait before a process that has ended is started again. Pure."""
+"""The pauses before a process that has ended is started again. Pure."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from motorcade.supervisor.orphan import end_with
 
 
 class NodeOrders(msgspec.Struct, frozen=True):
-    """What a node is told on standard input."""
+    """The line that a node reads on standard input."""
 
     config: str | None  #: path of the configuration file
     overrides: dict[str, Any]  #: keys of the configuration, stronger than file and environment

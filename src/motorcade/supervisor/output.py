@@ -1,4 +1,4 @@
-"""What the processes of a supervisor print, as one log.
+"""One log of all that the processes of a supervisor print.
 
 Nodes log one JSON object per line, whatever the format of this log is; each becomes an event of this log, with the name
 of the node. What is not such a line (a traceback of the interpreter, what a library prints) becomes the event

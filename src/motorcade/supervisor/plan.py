@@ -1,4 +1,4 @@
-"""What each node is told that is its own: name, folder, ports, links. Everything else is as it is configured."""
+"""The plan of each node: name, folder, ports, links. Everything else is as it is configured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan(loaded: LoadedConfig, count: int, ports: HeldPorts) -> list[NodePlan]:
         listening[kind] = [ports.share(address, key) for address in addresses(getattr(config.listeners, kind).bind)]
         shared[key] = [address_text(*address) for address in listening[kind]] or OFF
     if not any(listening.values()):
-        raise ConfigError("all listeners are off: nobody could connect")
+        raise ConfigError("all listeners are off: no client could connect")
     name = config.broker.node or made_up_name(next((address.port for address in listening["tcp"]), 0))
     http = [ports.spread(address, count, "http.bind") for address in addresses(config.http.bind)]
     links = _links(config, count, ports)
@@ -62,7 +62,7 @@ def plan(loaded: LoadedConfig, count: int, ports: HeldPorts) -> list[NodePlan]:
 
 
 def _links(config: Config, count: int, ports: HeldPorts) -> list[dict[str, Any]]:
-    """Where each node is reached by the others: on loopback, unless it is configured for nodes of other machines."""
+    """Return the keys of the links of each node: on loopback, unless they are configured for other machines."""
     cluster = config.cluster
     bind = parse_address(cluster.bind) if cluster.bind else ListenAddress(LOOPBACK, 0)
     found: list[dict[str, Any]] = [

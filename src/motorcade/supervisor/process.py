@@ -68,7 +68,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     @property
     def message(self) -> str:
-        """What it said last: its error, if it has called it one."""
+        """Its last words: the error, if it has called it one."""
         lines = [line for line in self.tail if line.strip()]
         errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
         return (errors or lines or [""])[-1].strip()
@@ -112,7 +112,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._loop.call_later(OUTPUT_PATIENCE, self._end)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The process has ended, and all of its output is here."""
+        """Note the end of the process and of its output."""
         self._end()
 
     def _line(self, fd: int, line: bytes) -> None:

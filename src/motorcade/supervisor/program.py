@@ -54,7 +54,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _packaged() -> Path | None:
-    """The server in the package; not by importing that, which would load a client that is not needed."""
+    """Return the server in the package, without importing that: it would load a client that is not needed."""
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -65,12 +65,12 @@ def _packaged() -> Path | None:
 
 
 def _is_for_this_machine(folder: str) -> bool:
-    """A wheel has one server, in a folder such as `linux-x86_64`; one with several would have others beside it."""
+    """Return True for a folder such as `linux-x86_64`; a package may carry servers for other systems too."""
     return folder.lower().startswith(platform.system().lower())
 
 
 def _look_at(path: str) -> ServerProgram | str:
-    """The server at a path, or why it cannot be run."""
+    """Return the server at a path, or why it cannot be run."""
     if not os.access(path, os.X_OK):
         return "cannot be executed"
     try:

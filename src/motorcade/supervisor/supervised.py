@@ -30,7 +30,7 @@ class StartError(MotorcadeError):
 
 
 class Startable(Protocol):
-    """How a process of a kind is started, and when it is of use."""
+    """A way to start a process of some kind, and to see that it is of use."""
 
     kind: str  #: what it is called in the log: node, valkey
     name: str

@@ -54,7 +54,7 @@ log = structlog.stdlib.get_logger("motorcade.supervisor")
 
 
 class NodeProcess:
-    """How a node is started, and when it serves."""
+    """A node as it is started: its command, what it is told, and its line with `ready`."""
 
     kind = "node"
 
@@ -112,11 +112,11 @@ class Supervisor:
                 await self._unless_stopped(private.claim())
                 if not self.stopping.is_set():
                     private.announce()
-                    self.store = self._start(private)
+                    self.store = self._start(private, asyncio.Event())  # it ends well, however much of a hurry there is
             if await self._is_up(self.store):
                 self._make_secrets()
                 nodes = [NodeProcess(each, self._command, self._orders(each, private), self._drain) for each in plans]
-                self.nodes = [self._start(node) for node in nodes]
+                self.nodes = [self._start(node, self._hurry) for node in nodes]
                 if all([await self._is_up(node) for node in self.nodes]):
                     self._announce(nodes)
             await self.stopping.wait()
@@ -132,13 +132,13 @@ class Supervisor:
         return INTERRUPTED if self._hurry.is_set() else 0
 
     def interrupt(self) -> None:
-        """Ctrl-C: end; the second time, at once."""
+        """End; the second time, at once. For Ctrl-C."""
         if self.stopping.is_set():
             self._hurry.set()
         self.stopping.set()
 
     def reload(self) -> None:
-        """SIGHUP: have all nodes read their configuration again; one that starts, when it has."""
+        """Have all nodes read their configuration again; one that starts, when it has. For SIGHUP."""
         for node in self.nodes:
             node.tell(signal.SIGHUP)
 
@@ -149,7 +149,7 @@ class Supervisor:
         return self._loaded.config.broker.drain_timeout
 
     def _private_store(self, ports: HeldPorts) -> PrivateStore | None:
-        """The store that has to be run, or None if one is named. `ConfigError` if that cannot serve several nodes."""
+        """Return the store that has to be run, None if one is named; `ConfigError` if that serves one node only."""
         store, origin = self._loaded.config.store, self._loaded.origin("store.url")
         folder = private_store(self._data)
         if origin != DEFAULT:
@@ -169,7 +169,7 @@ class Supervisor:
         return PrivateStore(folder, find_program(), Durability(store.durability), ports)
 
     def _make_secrets(self) -> None:
-        """What all nodes share: the token of their control ports, and the secret of their links."""
+        """Make what all nodes share: the token of their control ports, and the secret of their links."""
         config = self._loaded.config
         if config.http.require_token and not config.http.token:
             own_token(self._data)
@@ -186,15 +186,15 @@ class Supervisor:
         line = msgspec.json.encode(orders) + b"\n"
         return lambda: line
 
-    def _start(self, how: Startable) -> Supervised:
-        supervised = Supervised(how, self._hurry)
+    def _start(self, how: Startable, hurry: asyncio.Event) -> Supervised:
+        supervised = Supervised(how, hurry)
         task = asyncio.create_task(supervised.run(), name=f"{how.kind} {how.name}")
         self._running[task] = supervised
         task.add_done_callback(self._ended)
         return supervised
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """One of the processes cannot be had, or has ended because it should."""
+        """End everything if one of the processes cannot be had."""
         if not task.cancelled() and (error := task.exception()) is not None:
             known = isinstance(error, StartError)
             self._failure = self._failure or (str(error) if known else f"a defect of the supervisor: {error!r}")

@@ -56,7 +56,7 @@ async def running(
 
 
 def setting(url: str, name: str) -> str:
-    """What the server says of a setting."""
+    """Return what the server says of a setting."""
     with redis.Redis.from_url(url) as client:
         return str(client.config_get(name)[name])
 
