@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from motorcade import config as configuration
 from motorcade.core.errors import ConfigError
 from motorcade.supervisor import program
 from motorcade.supervisor.supervisor import Supervisor
+from tests.support import wire
 from tests.support.commands import run
 from tests.support.flows import lasting
 from tests.support.node import NodeProcess
@@ -175,3 +177,34 @@ def test_every_node_reads_its_configuration_again() -> None:
         nodes.signal(signal.SIGHUP)
         nodes.until(lambda: bool(nodes.events("reloaded")), "the node tells what came of it")
         assert nodes.events("reloaded")[0]["node"].endswith("-1")
+
+
+@pytest.mark.skip(reason="nodes of one store do not know each other yet: the second one is refused by the lease")
+def test_two_real_nodes_are_ready_and_serve_the_clients_of_each_other() -> None:
+    """The system spreads clients over both; what one of them publishes reaches all; a killed node comes back."""
+    with NodesProcess(2) as nodes, ExitStack() as stack:
+        http = [event["http"] for event in sorted(nodes.events("node_up"), key=lambda event: str(event["node"]))]
+        assert nodes.ready_line is not None and f"  http {' '.join(http)}  nodes " in nodes.ready_line
+        clients = [stack.enter_context(Client(nodes.mqtt, version=5)) for _ in range(16)]
+        for number, client in enumerate(clients):
+            assert 0 == client.connect(f"c{number}").reason
+            client.subscribe("all/#", 1)
+        at = [clients_of(one) for one in http]
+        assert all(at) and {f"c{number}" for number in range(16)} == at[0] | at[1] and not at[0] & at[1]
+        for side in at:
+            sender = clients[int(min(side)[1:])]
+            sender.send(wire.publish_packet("all/1", b"from " + min(side).encode(), qos=1, packet_id=7))
+            for client in clients:
+                packets = [client.recv() for _ in range(2 if client is sender else 1)]
+                (got,) = (packet for packet in packets if packet.type == wire.PUBLISH)
+                assert b"from " + min(side).encode() == got.payload
+        os.kill(nodes.pid(1), signal.SIGKILL)
+        nodes.until(lambda: len(nodes.events("node_up")) == 3, "it is up again")
+        late = stack.enter_context(Client(nodes.mqtt, version=5))
+        assert 0 == late.connect("late").reason
+
+
+def clients_of(http: str) -> set[str]:
+    """Return the ids of the clients that are connected to a node."""
+    listed = json.loads(run("client", "list", "--http", http, "--json").stdout)
+    return {one["client_id"] for one in listed}
