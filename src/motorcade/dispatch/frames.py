@@ -25,6 +25,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.pieces import Pieces
 
 VERSION: Final = 1
 PROCESS: Final = 0
@@ -95,41 +96,13 @@ def reject_frame(id_: bytes, reason: str) -> bytes:
 # -- reading
 
 
-class _Reader:
-    """Keeps the beginning of a frame until the rest has come."""
-
-    __slots__ = ("_have", "_need", "_parts")
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._have = 0
-        self._need = 0  #: bytes without which nothing new can be read
-
-    def _together(self, data: bytes) -> bytes:
-        """Return what has come so far; nothing if that is known to be too little. Parts are joined once."""
-        self._parts.append(data)
-        self._have += len(data)
-        if self._have < self._need:
-            return b""
-        whole = b"".join(self._parts) if len(self._parts) > 1 else data
-        self._parts.clear()
-        self._have = self._need = 0
-        return whole
-
-    def _keep(self, rest: bytes, need: int) -> None:
-        if rest:
-            self._parts.append(rest)
-            self._have = len(rest)
-            self._need = need
-
-
-class MessageReader(_Reader):
+class MessageReader:
     """Parses the frames that a worker gets."""
 
-    __slots__ = ("_most",)
+    __slots__ = ("_most", "_pieces")
 
     def __init__(self, max_message: int) -> None:
-        super().__init__()
+        self._pieces = Pieces()
         self._most = ID_SIZE + 1 + max_message
 
     def feed(self, data: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -137,7 +110,7 @@ class MessageReader(_Reader):
         ids: list[bytes] = []
         messages: list[bytes] = []
         try:
-            self._read(self._together(data), ids, messages)
+            self._read(self._pieces.together(data), ids, messages)
             if ids:
                 _check_ids(ids)
         except FrameError as error:
@@ -164,18 +137,21 @@ class MessageReader(_Reader):
             ids.append(data[start:middle])
             messages.append(data[middle + 1 : stop])
             at = stop
-        self._keep(data[at:], need)
+        self._pieces.keep(data[at:], need)
 
 
-class AnswerReader(_Reader):
+class AnswerReader:
     """Parses the frames that a leader gets."""
 
-    __slots__ = ()
+    __slots__ = ("_pieces",)
 
     MOST = ID_SIZE + 1 + MAX_REASON
 
+    def __init__(self) -> None:
+        self._pieces = Pieces()
+
     def feed(self, data: bytes) -> Answers:
-        data = self._together(data)
+        data = self._pieces.together(data)
         ids, at = _run_of_acks(data)
         answers = Answers(ids, [], [])
         if at < len(data):
@@ -184,7 +160,7 @@ class AnswerReader(_Reader):
             except FrameError as error:
                 error.before = answers
                 raise
-            self._keep(data[at:], need)
+            self._pieces.keep(data[at:], need)
         return answers
 
     def _singly(self, data: bytes, at: int, answers: Answers) -> tuple[int, int]:

@@ -8,32 +8,19 @@
 
 The frames are those of `frames.py`, with commands of their own. A side without a secret knows nothing of them and
 speaks as the seed does; a side with a secret takes nothing from a peer that has not proved that it knows it.
-
-Rule 1: the worker proves last: who merely connects to it gets nothing to guess the secret by.
-Rule 2: a proof says whose it is, so a peer cannot pass by sending back what it was sent.
-Rule 3: nonces are random and used once.
+`core/handshake.py` has the proofs and their rules; the worker is the side that accepts.
 """
 
 from __future__ import annotations
 
-import hmac
-import secrets
-from hashlib import sha256
 from struct import Struct
 from typing import Final
 
-from motorcade.core.errors import MotorcadeError
+from motorcade.core.handshake import NONCE_SIZE, PROOF_SIZE, HandshakeError, Prover, new_nonce
 from motorcade.dispatch.frames import CHALLENGE, MAX_REASON, PROOF, REFUSED, VERSION
-
-NONCE_SIZE: Final = 32
-PROOF_SIZE: Final = sha256().digest_size
 
 _HEADER: Final = Struct(">BBI")
 _CONTEXT: Final = b"motorcade dispatch 1 "
-
-
-class HandshakeError(MotorcadeError):
-    """The peer does not know the secret, or does not ask for one that this side has."""
 
 
 def refused_frame(why: str) -> bytes:
@@ -47,9 +34,9 @@ class Handshake:
     def __init__(self, secret: bytes, *, leads: bool) -> None:
         self.done = False
         self.rest = b""  #: what has come after the handshake
-        self._secret = secret
+        self._prover = Prover(secret, _CONTEXT)
         self._leads = leads
-        self._nonce = secrets.token_bytes(NONCE_SIZE)
+        self._nonce = new_nonce()
         self._theirs = b""
         self._buffer = b""
 
@@ -91,15 +78,16 @@ class Handshake:
         if command == CHALLENGE:
             self._theirs = payload
             return self._own_proof() if self._leads else b""
-        if not hmac.compare_digest(payload, self._proof(not self._leads, self._nonce, self._theirs)):
+        if not self._prover.proves(payload, _role(not self._leads), self._nonce, self._theirs):
             raise HandshakeError("leader and worker have different secrets (option secret_file of [dispatch])")
         self.done = True
         return b"" if self._leads else self._own_proof()
 
     def _own_proof(self) -> bytes:
-        return _HEADER.pack(VERSION, PROOF, PROOF_SIZE) + self._proof(self._leads, self._theirs, self._nonce)
+        """Return the answer to the other side's nonce, together with the own one."""
+        proof = self._prover.prove(_role(self._leads), self._theirs, self._nonce)
+        return _HEADER.pack(VERSION, PROOF, PROOF_SIZE) + proof
 
-    def _proof(self, leads: bool, asked: bytes, asking: bytes) -> bytes:
-        """Return the answer of one side to the other's nonce, together with its own nonce."""
-        side = b"leader " if leads else b"worker "
-        return hmac.digest(self._secret, _CONTEXT + side + asked + asking, sha256)
+
+def _role(leads: bool) -> bytes:
+    return b"leader " if leads else b"worker "

@@ -27,8 +27,9 @@ from typing import Final, NamedTuple, Protocol, cast
 
 import structlog
 
+from motorcade.core.handshake import HandshakeError
 from motorcade.dispatch.frames import AnswerReader, Answers, FrameError, SecretWantedError, process_frames
-from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
+from motorcade.dispatch.handshake import Handshake, refused_frame
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.security import Security
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
 
 import structlog
 
 from motorcade.core.errors import ConfigError
+from motorcade.credentials import present, read_secret, tls_context, trust
 from motorcade.dispatch.options import DispatchOptions
 
 log = structlog.get_logger("motorcade.dispatch")
-
-MIN_SECRET: Final = 16  #: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ def leader_security(options: DispatchOptions) -> Security:
         raise ConfigError("dispatch.tls_ca: a leader with a certificate needs the CA that has signed those of workers")
     if not options.tls_ca:
         return Security(_secret(options))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = tls_context(ssl.PROTOCOL_TLS_CLIENT)
     _load(context, options)
     return Security(_secret(options), context)
 
@@ -42,7 +39,7 @@ def worker_security(options: DispatchOptions) -> Security:
         raise ConfigError("dispatch.tls_cert: a worker needs a certificate of its own for TLS, with tls_key")
     if not options.tls_cert:
         return Security(_secret(options))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = tls_context(ssl.PROTOCOL_TLS_SERVER)
     _load(context, options)
     if options.tls_ca:
         context.verify_mode = ssl.CERT_REQUIRED
@@ -50,35 +47,11 @@ def worker_security(options: DispatchOptions) -> Security:
 
 
 def _load(context: ssl.SSLContext, options: DispatchOptions) -> None:
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     if options.tls_ca:
-        try:
-            context.load_verify_locations(options.tls_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"dispatch.tls_ca: cannot read {options.tls_ca}: {error}") from None
+        trust(context, "dispatch.tls_ca", options.tls_ca)
     if options.tls_cert:
-        try:
-            context.load_cert_chain(options.tls_cert, options.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"dispatch.tls_cert, dispatch.tls_key: cannot use {options.tls_cert} with {options.tls_key}: {error}"
-            ) from None
+        present(context, ("dispatch.tls_cert", "dispatch.tls_key"), options.tls_cert, options.tls_key)
 
 
 def _secret(options: DispatchOptions) -> bytes:
-    if not options.secret_file:
-        return b""
-    file = Path(options.secret_file)
-    try:
-        secret = file.read_bytes().strip()
-        mode = file.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"dispatch.secret_file: cannot read {file}: {error.strerror or error}") from None
-    if len(secret) < MIN_SECRET:
-        raise ConfigError(
-            f"dispatch.secret_file: {file} has {len(secret)} bytes; a secret has {MIN_SECRET} or more, for instance "
-            "those of `openssl rand -hex 32`"
-        )
-    if mode & 0o077:
-        log.warning("dispatch_secret_readable", file=str(file), remedy=f"chmod 600 {file}")
-    return secret
+    return read_secret("dispatch.secret_file", options.secret_file, log, "dispatch_secret_readable")

@@ -29,6 +29,7 @@ import msgspec
 import structlog
 
 from motorcade.core.errors import ConfigError, StoreError
+from motorcade.core.handshake import HandshakeError
 from motorcade.dispatch.calls import REGISTER, WRITE, Calls, StaleError
 from motorcade.dispatch.frames import (
     FrameError,
@@ -39,7 +40,7 @@ from motorcade.dispatch.frames import (
     return_frames,
 )
 from motorcade.dispatch.handlers import Handler, Threads, decode, is_async, load_handler, reason_of, written
-from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
+from motorcade.dispatch.handshake import Handshake, refused_frame
 from motorcade.dispatch.options import DispatchOptions
 from motorcade.dispatch.security import worker_security
 from motorcade.dispatch.views import RateReport

@@ -12,8 +12,9 @@ import trustme
 from msgspec.structs import replace
 
 from motorcade.core.errors import ConfigError
+from motorcade.core.handshake import HandshakeError
 from motorcade.dispatch.frames import ack_frames, process_frames
-from motorcade.dispatch.handshake import Handshake, HandshakeError, refused_frame
+from motorcade.dispatch.handshake import Handshake, refused_frame
 from motorcade.dispatch.leader import Leader, run_leader
 from motorcade.dispatch.links import CONNECT_TIMEOUT, Fault, LinkState
 from motorcade.dispatch.options import DispatchOptions
