@@ -1,0 +1,120 @@
+"""A way to a server of this event loop that can be cut, stopped and slowed down.
+
+async with Proxy(target) as way:       clients connect to `way.address`
+    way.cut()                          all connections break, with what is on its way
+    way.stop(to_target=False)          nothing goes through in one direction; what comes waits
+    way.go()
+    way.closed = True                  new connections are closed at once
+    way.piece = 7                      bytes that go through in one turn of the loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self, cast
+
+
+class Proxy:
+    """A listener on a port of this machine that carries bytes to an address and back."""
+
+    def __init__(self, target: str) -> None:
+        self.closed = False
+        self.piece = 0  #: 0: as they come
+        self.connections = 0  #: that have been carried
+        self.open: set[_Carried] = set()
+        self.stopped_to_target = self.stopped_to_client = False
+        self._target = target
+        self._server: asyncio.Server
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Carried(self), "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    def cut(self) -> None:
+        for one in list(self.open):
+            one.abort()
+
+    def stop(self, *, to_target: bool = True, to_client: bool = True) -> None:
+        self.stopped_to_target, self.stopped_to_client = to_target, to_client
+
+    def go(self) -> None:
+        self.stopped_to_target = self.stopped_to_client = False
+        for one in list(self.open):
+            one.move()
+
+    async def connect(self, carried: _Carried) -> None:
+        host, _, port = self._target.rpartition(":")
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: carried.other, host, int(port))
+        except OSError:
+            carried.abort()
+
+
+class _Carried(asyncio.Protocol):
+    """One connection of a client, with the one to the target that belongs to it."""
+
+    def __init__(self, proxy: Proxy, client: _Carried | None = None) -> None:
+        self.proxy = proxy
+        self.to_target = client is None
+        self.other: _Carried = client or _Carried(proxy, self)
+        self.transport: asyncio.Transport | None = None
+        self.data = bytearray()  #: that has come and was not carried
+        self._connecting: asyncio.Task[None] | None = None
+        self._moving = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        if not self.to_target:
+            self.other.move()
+        elif self.proxy.closed:
+            self.transport.abort()
+        else:
+            self.proxy.connections += 1
+            self.proxy.open.add(self)
+            self._connecting = asyncio.ensure_future(self.proxy.connect(self))
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.move()
+
+    def move(self) -> None:
+        """Carry what has come; the rest in the next turns."""
+        if self.to_target:
+            self.other._move()
+        self._move()
+
+    def _move(self) -> None:
+        proxy, target = self.proxy, self.other.transport
+        stopped = proxy.stopped_to_target if self.to_target else proxy.stopped_to_client
+        if not self.data or target is None or stopped or self._moving:
+            return
+        count = proxy.piece or len(self.data)
+        target.write(bytes(self.data[:count]))
+        del self.data[:count]
+        if self.data:
+            self._moving = True
+            asyncio.get_running_loop().call_soon(self._move_on)
+
+    def _move_on(self) -> None:
+        self._moving = False
+        self._move()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        self.proxy.open.discard(self if self.to_target else self.other)
+        for one in (self, self.other):
+            transport, one.transport = one.transport, None
+            if transport is not None:
+                transport.abort()
