@@ -10,8 +10,9 @@ written in that order, and those that the other side has not got are written aga
 with a number that was taken over already is dropped. So each item is handled once, in order, as long as both live.
 
 Rule 1: `receive` takes all that comes, whatever is full here. ACKs, questions and answers never wait for items: they
-        are written before items that wait, and only as many items as the connection takes are handed to it. So a
-        question or an answer may come before items that were sent earlier; what must come after them is an item.
+        are written before items that wait (but not into the middle of one), and only as many items as the connection
+        takes are handed to it. So a question or an answer may come before items that were sent earlier; what must
+        come after them is an item.
 Rule 2: a PONG does wait for the items before it: who has it has handled everything that was sent before.
 Rule 3: nothing but `close_dead` drops items that were accepted; it is for peers that do not live any more.
 Rule 4: a link is `full` from `max_items` or `max_bytes` unacknowledged on until less than half is left. Then droppable
@@ -67,6 +68,7 @@ from motorcade.extension.cluster import AskError, ItemHandler, Peer
 log = structlog.stdlib.get_logger("motorcade.cluster")
 
 BATCH_BYTES: Final = 262_144  #: bytes of items from which on a batch is closed; a larger item is a batch by itself
+WRITE_SIZE: Final = 262_144  #: bytes of a large item that are written at once: the loop must not stand still meanwhile
 MAX_ASKS: Final = 10_000  #: questions to one peer without an answer
 MAX_PINGS: Final = 64  #: pings that wait for their answer; older ones are forgotten
 MAX_LOGGED: Final = 10  #: errors of handlers of one link that are logged
@@ -122,12 +124,13 @@ class LinkEvents(Protocol):
 
 
 class _Outgoing:
-    """Frames that are written together: a batch, or a PONG."""
+    """A batch, or a PONG."""
 
-    __slots__ = ("count", "last", "parts", "size_bytes", "written")
+    __slots__ = ("count", "data", "large", "last", "size_bytes", "written")
 
-    def __init__(self, parts: tuple[bytes, ...], count: int = 0, last: int = 0, size_bytes: int = 0) -> None:
-        self.parts = parts
+    def __init__(self, data: bytes, count: int = 0, last: int = 0, size_bytes: int = 0, large: bytes = b"") -> None:
+        self.data = data
+        self.large = large  #: what follows it, and is written piece by piece
         self.count = count  #: items
         self.last = last  #: number of the last one
         self.size_bytes = size_bytes
@@ -158,6 +161,8 @@ class Link:
         "_events",
         "_kept",
         "_kept_bytes",
+        "_large",
+        "_large_at",
         "_last_ask",
         "_last_ping",
         "_logged",
@@ -226,6 +231,8 @@ class Link:
         self._reader = FrameReader(options.max_frame)
         self._control: list[bytes] = []  # frames that do not wait for items
         self._queue: deque[_Outgoing] = deque()  # to be written on this connection
+        self._large = b""  # an item of which a part is written
+        self._large_at = 0
         self._max_body = 0
         self._limit_frames(options.max_frame)
 
@@ -396,7 +403,7 @@ class Link:
         first = self._sealed + 1
         head = batch_head(first, self._pending_codes, bodies)
         self._sealed += len(bodies)
-        self._keep(_Outgoing((b"".join((head, *bodies)),), len(bodies), self._sealed, self._pending_bytes))
+        self._keep(_Outgoing(b"".join((head, *bodies)), len(bodies), self._sealed, self._pending_bytes))
         self._bodies = []
         self._pending_codes.clear()
         self._pending_bytes = 0
@@ -410,7 +417,7 @@ class Link:
             self._seal()
         head = batch_head(self._sealed + 1, bytes((code,)), [body])
         self._sealed += 1
-        self._keep(_Outgoing((head, body), 1, self._sealed, len(body) + ITEM_SIZE))
+        self._keep(_Outgoing(head, 1, self._sealed, len(body) + ITEM_SIZE, body))
 
     def _keep(self, batch: _Outgoing) -> None:
         self._kept.append(batch)
@@ -555,6 +562,7 @@ class Link:
         self.problem = why
         self._control.clear()
         self._queue.clear()
+        self._large = b""
         self._pings.clear()
         asks, self._asks = self._asks, {}
         self._deadlines.clear()
@@ -602,14 +610,14 @@ class Link:
             return batch
         self.too_large += 1
         self._kept_bytes -= batch.size_bytes
-        batch.parts = (batch_head(batch.last, bytes((DECLARATION,)), [b""]),)
+        batch.data, batch.large = batch_head(batch.last, bytes((DECLARATION,)), [b""]), b""
         batch.size_bytes = 0
         return batch
 
     def _pump(self) -> None:
         """Write what the connection takes."""
         wire = self._wire
-        if wire is None:
+        if wire is None or (self._large and not self._write_large(wire)):
             return
         control = self._control
         if control:
@@ -620,8 +628,23 @@ class Link:
         while queue and not self._paused:
             outgoing = queue.popleft()
             outgoing.written = True
-            for part in outgoing.parts:
-                wire.write(part)
+            wire.write(outgoing.data)
+            if outgoing.large:
+                self._large, self._large_at = outgoing.large, 0
+                if not self._write_large(wire):
+                    return
+
+    def _write_large(self, wire: LinkWire) -> bool:
+        """Write on a large item; nothing may come between its pieces. Return True if it is written."""
+        large, at = self._large, self._large_at
+        while at < len(large) and not self._paused:
+            wire.write(large[at : at + WRITE_SIZE])
+            at += WRITE_SIZE
+        self._large_at = at
+        if at < len(large):
+            return False
+        self._large = b""
+        return True
 
     # -- what comes
 
@@ -676,7 +699,7 @@ class Link:
                 self._seal()
                 self._look_items, self._look_bytes = 1, 0
             body = self._events.pong(self)
-            self._queue.append(_Outgoing((pong_frame(read_number(data, start, stop), body),)))
+            self._queue.append(_Outgoing(pong_frame(read_number(data, start, stop), body)))
         elif kind == PONG:
             sent_at = self._pings.pop(read_number(data, start, stop), None)
             if sent_at is not None:

@@ -221,13 +221,33 @@ def test_a_connection_that_has_room_again_goes_on(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "BATCH_BYTES", 100)
     pair = Pair(capacity=150)
     for _ in range(5):
-        pair.a.link.send("one", bytes(100))
+        pair.a.link.send("one", bytes(99))
     pair.turn()
     written = []
     while pair.to_b.data:
         written.append(kinds(pair.to_b))
         pair.to_b.carry(1 << 30)
-    assert [[BATCH] * 3, [BATCH] * 2, [BATCH]] == written, "the first one is the declaration"
+    assert [[BATCH] * 2, [BATCH] * 2, [BATCH]] == written
+
+
+def test_a_large_item_is_written_in_pieces_and_nothing_comes_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_SIZE", 1000)
+    pair = Pair(replace(OPTIONS, max_bytes=10_000_000), capacity=2500)
+    pair.a.link.send("large", bytes(300_000))
+    pair.a.link.send("one", b"after")
+    pair.turn()
+    assert 2500 < len(pair.to_b.data) < 3600
+    pair.a.link.ping(pair.now)
+    assert 2500 < len(pair.to_b.data) < 3600, "in the middle of an item"
+    pair.settle(700)
+    assert ([300_000, 5], 1) == ([len(body) for _, body in pair.b.items], len(pair.a.pongs))
+    pair.a.link.send("large", bytes(300_000))
+    pair.turn()
+    pair.cut()
+    pair.a.link.send("one", b"after")
+    pair.connect()
+    pair.settle(7000)
+    assert [300_000, 5, 300_000, 5] == [len(body) for _, body in pair.b.items]
 
 
 def test_a_confirmation_may_be_done_before_its_turn_is_over() -> None:
@@ -306,6 +326,19 @@ def test_what_was_not_acknowledged_is_sent_again_and_handled_once() -> None:
     assert [b"1", b"2", b"3", b"4"] == [body for _, body in pair.b.items]
     assert 1 == pair.a.link.resent, "3 was written on the old connection, 4 was not, and 2 had been received"
     assert 2 == pair.a.link.connections
+
+
+def test_what_waited_for_a_connection_does_not_wait_twice() -> None:
+    pair = Pair(capacity=10)
+    for number in range(4):
+        pair.a.link.send("one", b"%d" % number)
+        pair.turn()
+    pair.a.link.ping(pair.now)
+    pair.cut()
+    pair.connect()
+    pair.settle()
+    assert [b"0", b"1", b"2", b"3"] == [body for _, body in pair.b.items]
+    assert 2 == pair.a.link.resent, "one batch was written, an item and its declaration"
 
 
 def test_a_batch_that_is_known_in_part_is_handled_in_part() -> None:

@@ -151,7 +151,7 @@ class TwoMembers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._patch = patch.object(module, "BATCH_BYTES", BATCH_BYTES)
+        self._patch = patch.multiple(module, BATCH_BYTES=BATCH_BYTES, WRITE_SIZE=50)
         self._patch.start()
         self.now = 1000.0
         self.low, self.high = Member("low", 1), Member("high", 2)

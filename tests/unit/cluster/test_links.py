@@ -174,16 +174,20 @@ async def test_a_new_connection_takes_the_place_of_the_old_one() -> None:
 async def test_another_incarnation_begins_with_nothing() -> None:
     async with member("a", 1) as a:
         async with member("b", 2) as b:
-            await a.meets(b)
-            old = a.link(b)
+            old, of_b = await a.meets(b)
+            of_b.send("item", b"of the first")
+            await clock().quiet()
         old.send("item", b"void")
         waiting = old.confirm()
         async with member("b", 2, token=b"another") as b:
-            new, _ = await a.meets(b)
+            new, of_b = await a.meets(b)
             assert new is not old and LinkStatus.DEAD is old.status and waiting.done
+            assert 1 == new.connections, "at the first attempt"
             new.send("item", b"1")
+            of_b.send("item", b"of the second")
             await clock().quiet()
             assert [("a~1", b"1")] == b.items
+            assert [("b~2", b"of the first"), ("b~2", b"of the second")] == a.items
             assert 2 + 2 == a.links.totals()["sent"], "each item has its declaration"
 
 
