@@ -25,7 +25,7 @@ from motorcade.tasks import Tasks
 
 ITEMS = 1_000_000
 READ = 262_144
-OPTIONS = LinkOptions(max_items=10 * ITEMS, max_bytes=1 << 33)
+OPTIONS = LinkOptions(bind="", max_items=10 * ITEMS, max_bytes=1 << 33)
 
 
 def handle(_peer: Peer, _body: bytes) -> None:

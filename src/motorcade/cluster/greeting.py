@@ -1,4 +1,4 @@
-"""How a connection between two members begins: each says who it is, and proves that it knows the secret. Pure.
+"""The beginning of a connection between two members: each says who it is, and proves that it knows the secret. Pure.
 
     side that connects (higher number)        side that accepts
     HELLO ───────────────────────────▶        version, cluster, store, who it is, a nonce
@@ -51,6 +51,10 @@ _ACCEPTS: Final = b" accepts"
 Text = Annotated[str, msgspec.Meta(max_length=255)]
 Bytes = Annotated[bytes, msgspec.Meta(max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class OtherMemberError(HandshakeError):
+    """Another member has the address now: the one that was dialled is gone, or will soon be known to be."""
 
 
 class PeerRefusesError(HandshakeError):
@@ -172,6 +176,10 @@ class Greeting:
             raise HandshakeError(f"{self._other} has sent {self._me.id} a HELLO that cannot be read: {error}") from None
         if why := self._misfit(peer):
             raise HandshakeError(why)
+        if self._wanted and peer.id != self._wanted:
+            raise OtherMemberError(f"{self._me.id} has connected to {self._wanted}, but {peer.id} is there now")
+        if self._wanted and peer.number >= self._me.number:
+            raise HandshakeError(f"{self._me.id} has connected to {peer.id}, which has to connect to {self._me.id}")
         self.peer = peer
         mine, theirs = sha256(self._hello).digest(), sha256(body).digest()
         if self._wanted:
@@ -184,6 +192,9 @@ class Greeting:
         role = _ACCEPTS if self._wanted else _CONNECTS
         if self._prover is not None and not self._prover.proves(proof, role, self._digests, _fact(received)):
             raise HandshakeError(f"{self._me.id} and {peer.id} have different secrets (option cluster.secret_file)")
+        if not self._wanted and (peer.wanted != self._me.id or peer.number <= self._me.number):
+            # Its own side has seen that in the HELLO, if it is what it says.
+            raise HandshakeError(f"{peer.id} has connected to {peer.wanted}, but {self._me.id} is here")
         self.received = received
         answer = b"" if self._wanted else self._own_proof(peer)
         self.done = True
@@ -214,16 +225,6 @@ class Greeting:
                 f"{me.id} and {peer.id} have different stores ({me.store} and {peer.store}): all members of a cluster "
                 "share one (option store.url)"
             )
-        if peer.number == me.number:
-            return (
-                f"{me.id} has connected to {peer.id}, which has the same number: is it the address of {me.id} itself?"
-            )
-        if self._wanted not in {"", peer.id}:
-            return f"{me.id} has connected to {self._wanted}, but {peer.id} is there now"
-        if peer.wanted not in {"", me.id}:
-            return f"{peer.id} has connected to {peer.wanted}, but {me.id} is here now"
-        if (me.number > peer.number) != bool(self._wanted):
-            return f"{me.id} and {peer.id}: the one with the higher number has to connect to the other"
         if peer.secret != (self._prover is not None):
             with_, without = (peer.id, me.id) if peer.secret else (me.id, peer.id)
             return (

@@ -31,7 +31,7 @@ from typing import Final, Protocol, cast
 import structlog
 
 from motorcade.cluster.frames import LinkFrameError, refused_sentence
-from motorcade.cluster.greeting import Greeting, Hello, Identity, PeerRefusesError
+from motorcade.cluster.greeting import Greeting, Hello, Identity, OtherMemberError, PeerRefusesError
 from motorcade.cluster.link import Link, LinkClosedError, LinkStatus, LinkWire
 from motorcade.cluster.options import LinkOptions
 from motorcade.cluster.security import LinkSecurity
@@ -97,14 +97,15 @@ class LinksOwner(Protocol):
 
 
 class _Contact:
-    """What is kept of a peer beside its link."""
+    """A peer: its link, and the connection, address and timer that go with it."""
 
-    __slots__ = ("address", "connection", "dialling", "due", "link", "timer", "token")
+    __slots__ = ("address", "connection", "dialling", "due", "link", "refusal", "timer", "token")
 
     def __init__(self, link: Link, address: str) -> None:
         self.link = link
         self.address = address
         self.token = b""  #: of the incarnation; empty until it has said it
+        self.refusal = ""  #: why one of both has refused the link; empty when it is open
         self.connection: LinkConnection | None = None
         self.dialling: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -174,7 +175,7 @@ class Links:
         return f"[{place[0]}]:{place[1]}" if ":" in place[0] else f"{place[0]}:{place[1]}"
 
     async def close(self) -> None:
-        """Close all connections, after what was sent. Nobody is waited for afterwards."""
+        """Close all connections, after what was sent. All that waits for a peer is done then."""
         self._closed = True
         if self._server is not None:
             self._server.close()
@@ -249,6 +250,14 @@ class Links:
         """Return the link to a member, open or not."""
         contact = self._contacts.get(member)
         return contact.link if contact is not None else None
+
+    def linked(self) -> list[int]:
+        """Return the numbers of the members with an open link."""
+        return [contact.link.number for contact in self._contacts.values() if contact.connection is not None]
+
+    def refusals(self) -> dict[int, str]:
+        """Return the sentences of links that one of both sides has refused, by number of the member."""
+        return {contact.link.number: contact.refusal for contact in self._contacts.values() if contact.refusal}
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return what is measured of each link (`Link.figures`)."""
@@ -416,6 +425,7 @@ class Links:
             return
         self._drop(contact, "another connection has taken its place")
         contact.connection = connection
+        contact.refusal = ""
         connection.link = link
         link.opened(connection, received, hello.max_frame, self.loop.time())
         link.ping(self.loop.time())
@@ -486,6 +496,7 @@ class Links:
             elif problem and problem != contact.link.problem:
                 contact.link.problem = problem
                 log.warning("cluster_link_failed", peer=id_, address=contact.address, why=problem)
+            contact.refusal = problem if misfit else ""
             if misfit:
                 self._owner.refused(id_, problem)
             await asyncio.sleep(pause * random.uniform(0.75, 1.0))  # noqa: S311 - spreads attempts
@@ -571,7 +582,7 @@ class LinkConnection(asyncio.Protocol):
             self.close()
             return
         except HandshakeError as error:
-            self.refuse(str(error), misfit=True)
+            self.refuse(str(error), misfit=not isinstance(error, OtherMemberError))
             return
         self.write(answer)
         if greeting.done and greeting.peer is not None:

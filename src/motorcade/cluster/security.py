@@ -37,7 +37,7 @@ _PRIVATE: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class LinkSecurity:
-    """What links are protected by."""
+    """Secret and TLS of all links of a member."""
 
     secret: bytes = b""  #: empty: none is required
     accepting: ssl.SSLContext | None = None  #: None: no TLS

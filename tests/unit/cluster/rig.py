@@ -15,7 +15,7 @@ from motorcade.cluster.link import Link, LinkWire
 from motorcade.cluster.options import MAX_FRAME, LinkOptions
 from motorcade.extension.cluster import ItemHandler, Peer
 
-OPTIONS = LinkOptions(max_items=20, max_bytes=2000, patience=0.5)
+OPTIONS = LinkOptions(bind="", max_items=20, max_bytes=2000, patience=0.5)
 
 
 class Pipe:

@@ -9,7 +9,7 @@ import pytest
 
 from motorcade.cluster import greeting as module
 from motorcade.cluster.frames import HELLO, MIN_FRAME, ack_frame, hello_frame, proof_frame, refused_sentence
-from motorcade.cluster.greeting import Greeting, Hello, Identity, PeerRefusesError
+from motorcade.cluster.greeting import Greeting, Hello, Identity, OtherMemberError, PeerRefusesError
 from motorcade.core.handshake import HandshakeError
 
 SECRET, OTHER = b"correct horse battery staple", b"another secret of some length"
@@ -94,13 +94,25 @@ def test_what_does_not_fit_is_told_with_both_names() -> None:
             "a~3 is a member of the cluster 'fleet', b~7 of 'lorries' (option cluster.name)",
         ),
         (pair(replace(HIGH, store="store-2")), "a~3 and b~7 have different stores (store-1 and store-2)"),
-        (pair(wanted="c~4"), "b~7 has connected to c~4, but a~3 is here now"),
-        (pair(replace(HIGH, number=2)), "the one with the higher number has to connect"),
-        (pair(replace(HIGH, number=3)), "is it the address of a~3 itself?"),
+        (pair(replace(HIGH, number=2)), "b~2 has connected to a~3, which has to connect to b~2"),
         (pair(replace(HIGH, name="b\n2")), "a name that cannot be shown"),
     ]
     for (connects, accepts), why in cases:
         assert why in refusal(connects, accepts)
+
+
+def test_another_member_at_the_address_is_no_refusal() -> None:
+    """The one that was dialled is gone; its record may be there for a lease."""
+    for there in (LOW, HIGH):
+        connects, accepts = pair(low=there, wanted="c~4")
+        with pytest.raises(OtherMemberError, match=f"b~7 has connected to c~4, but {there.id} is there now"):
+            meet(connects, accepts)
+        assert not accepts.done
+    accepts = side(LOW)
+    liar = side(HIGH, wanted="c~4")
+    liar._wanted = LOW.id  # says one thing and does another
+    with pytest.raises(HandshakeError, match="b~7 has connected to c~4, but a~3 is here"):
+        meet(liar, accepts)
 
 
 def test_another_protocol_is_told_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +165,7 @@ def test_a_replayed_proof_is_refused() -> None:
 def test_a_reflected_proof_is_refused() -> None:
     """A side that knows no secret sends back what it is sent, as it is or under the name it was expected to have."""
     connects = side(HIGH, wanted=LOW.id)
-    with pytest.raises(HandshakeError, match="is it the address of b~7 itself"):
+    with pytest.raises(OtherMemberError, match="b~7 has connected to a~3, but b~7 is there now"):
         connects.feed(connects.begin())
     connects = side(HIGH, wanted=LOW.id)
     liar = side(LOW, OTHER)

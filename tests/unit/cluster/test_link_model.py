@@ -27,7 +27,7 @@ from motorcade.cluster.options import MAX_FRAME, LinkOptions
 from motorcade.commit import Commit
 from motorcade.extension.cluster import AskError, ItemHandler, Peer
 
-OPTIONS = LinkOptions(max_items=12, max_bytes=600, patience=0.5)
+OPTIONS = LinkOptions(bind="", max_items=12, max_bytes=600, patience=0.5)
 BATCH_BYTES = 150
 SIDES = st.sampled_from(["low", "high"])
 

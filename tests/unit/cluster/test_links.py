@@ -282,21 +282,24 @@ async def test_the_member_has_the_last_word() -> None:
         b.expects(a)
         await until(lambda: b.refusals, "refused")
         assert "a~1 refuses b~2: a~1 waits until b~2 is fenced" == b.refusals[0]
+        assert ({1: b.refusals[0]}, []) == (b.links.refusals(), b.links.linked())
         a.refuses = ""
         await until(lambda: a.linked_to(b), "linked", within=6.0)
+        assert ({}, [1], [2]) == (b.links.refusals(), b.links.linked(), a.links.linked())
 
 
 async def test_an_address_that_belongs_to_another_member_is_told() -> None:
     async with member("a", 1) as a, member("b", 2) as b:
         b.links.expect([("c~0", 0, a.address)])
-        await until(lambda: b.refusals, "refused")
-        assert "b~2 has connected to c~0, but a~1 is here now" in b.refusals[0]
+        await turn(1.0)
+        assert "b~2 has connected to c~0, but a~1 is there now" == b.links.peers[0].problem
+        assert ([], {}) == (b.refusals, b.links.refusals()), "it passes"
         b.links.expect([("c~0", 0, "nonsense")])
         await turn(6.0)
         assert "b~2 cannot connect to c~0: 'nonsense' is not HOST:PORT" in b.links.peers[0].problem
 
 
-async def test_strangers_keep_nobody_out() -> None:
+async def test_strangers_keep_no_member_out() -> None:
     """Sockets that say nothing are closed, the oldest first, or in time; so are those that say what is no greeting."""
     async with member("a", 1) as a, member("b", 2) as b:
         host, _, port = a.address.rpartition(":")
@@ -509,7 +512,7 @@ async def test_what_is_wrong_with_files_is_told(papers: Papers) -> None:
                 pass
 
 
-async def test_closing_brings_what_was_sent_and_lets_nobody_wait() -> None:
+async def test_closing_brings_what_was_sent_and_leaves_nothing_to_wait_for() -> None:
     async with member("b", 2) as b:
         async with member("a", 1) as a:
             of_a, _ = await a.meets(b)
