@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from motorcade.storage.ports import Appended, Batch, Draft, Lease, Store
-from tests.contracts.engines import NOW, ODD_NAMES, append, eventually, local_clock, odd_id
+from tests.contracts.engines import HOUR, NOW, ODD_NAMES, append, eventually, local_clock, odd_id
 
 # -- attach and detach (the model has more of it)
 
@@ -102,6 +102,12 @@ async def test_attaches_at_once_form_a_chain(store: Store, other: Store) -> None
     in_order = sorted(range(30), key=numbers.__getitem__)
     assert ["", *(f"node-{number}" for number in in_order[:-1])] == [answers[number].previous for number in in_order]
     assert f"node-{in_order[-1]}" == (await append(store, "v1", Draft(b"body"))).attached
+
+
+async def test_the_clock_of_a_store_is_one_for_all_who_share_it(store: Store, other: Store) -> None:
+    times = [await each.coordination.time() for each in (store, other, store)]
+    assert sorted(times) == times
+    assert abs(time.time() - times[-1]) < HOUR, "seconds since the epoch"
 
 
 # -- leases

@@ -242,7 +242,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.boxes: dict[str, ModelBox] = {}
         self.attached: dict[str, tuple[str, Fence]] = {}  #: by home
         self.fences: list[Fence] = []  #: all that were given, the last one first
-        self.notes: dict[int, list[bytes]] = {}  #: of each feed, that were not read
+        self.notes: dict[int, list[tuple[int, bytes]]] = {}  #: of each feed, that were not read, with their numbers
         self.read_up_to: dict[int, FeedEnd] = {}
         self.records: dict[tuple[str, str], tuple[bytes, float]] = {}
         self.streams: dict[str, ModelStream] = {}
@@ -344,6 +344,7 @@ class StoreMachine(RuleBasedStateMachine):
             if condition[0] == "expect":
                 self.records[condition[1], condition[2]] = b"expected", 0.0
         answers, offsets, generations = iter(written.appended), iter(written.offsets), iter(written.generations)
+        numbers = iter(written.notes)
         for step in steps:
             match step:
                 case ("append", names, draft, bound, spared, named):
@@ -353,7 +354,7 @@ class StoreMachine(RuleBasedStateMachine):
                 case ("make", owner):
                     self.made(owner, next(generations))
                 case ("note", home, data):
-                    self.notes.setdefault(self.store.feeds.feed_of(home), []).append(data)
+                    self.notes.setdefault(self.store.feeds.feed_of(home), []).append((next(numbers), data))
                 case ("acknowledge", owner, positions):
                     self.box(owner).remove(set(positions))
                 case ("mark", owner, position, mark):
@@ -368,6 +369,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert next(answers, None) is None
         assert next(offsets, None) is None
         assert next(generations, None) is None
+        assert next(numbers, None) is None
 
     def made(self, owner: str, generation: int) -> None:
         """The mailbox is there, and has a generation that is its own."""
@@ -483,10 +485,10 @@ class StoreMachine(RuleBasedStateMachine):
     def read_feeds(self, limit: int) -> None:
         """All that was noted comes once, in order, and leads to the end."""
         for feed, end in enumerate(self.run(self.store.feeds.ends())):
-            wanted, found = self.notes.pop(feed, []), list[bytes]()
+            wanted, found = self.notes.pop(feed, []), list[tuple[int, bytes]]()
             page = self.run(self.store.feeds.read(feed, self.read_up_to.get(feed, FeedEnd()), limit))
             while page.notes:
-                found += [note.data for note in page.notes]
+                found += [(note.number, note.data) for note in page.notes]
                 self.read_up_to[feed] = FeedEnd(page.notes[-1].number, page.notes[-1].nonce)
                 page = self.run(self.store.feeds.read(feed, self.read_up_to[feed], limit))
             assert not page.gap and found == wanted

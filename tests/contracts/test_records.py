@@ -93,3 +93,89 @@ async def test_a_put_that_expects_another_value_refuses_its_batch(store: Store) 
     await store.write(batch(b"6", None, NOW + 10))  # it has expired
     assert {"key": b"6", "beside": b"6"} == await scan(store, "c")
     assert [] == await store.check()
+
+
+# -- by home, and by feed
+
+
+async def test_the_records_of_a_home_are_found_without_attaching_it(store: Store, other: Store) -> None:
+    """All of them, however many, and none of another home; who is in charge stays in charge."""
+    batch = Batch()
+    for client in ("vin", "vi", "3:vin"):
+        batch.put("session", client, client.encode())
+        for number in range(3):
+            batch.put("subscription", f"{len(client)}:{client}{number}", bytes(range(256)))
+    batch.put("subscription", "3:vingone", b"", NOW + 5)
+    batch.put("retained", "vin", b"of the topic")
+    await store.write(batch)
+    fence = (await store.coordination.attach("session:vin", "node-a")).fence
+    of_home = other.records.of_home
+    assert {"vin": b"vin"} == await of_home("session", "client:vin", NOW)
+    wanted = {f"3:vin{number}": bytes(range(256)) for number in range(3)}
+    assert wanted | {"3:vingone": b""} == await of_home("subscription", "client:vin", NOW + 4)
+    assert wanted == await of_home("subscription", "client:vin", NOW + 5)
+    assert {"vin": b"of the topic"} == await of_home("retained", "vin", NOW)
+    assert {} == await of_home("subscription", "client:v", NOW) == await of_home("none", "client:vin", NOW)
+    with pytest.raises(ValueError, match="lie together"):
+        await of_home("stream-progress", "client:vin", NOW)
+    batch = Batch()
+    for number in range(600):
+        batch.put("subscription", f"3:vin{number}", b"%d" % number)
+    batch.delete("session", "vin")
+    batch.fence(fence)
+    await store.write(batch)
+    assert {f"3:vin{number}": b"%d" % number for number in range(600)} == await of_home(
+        "subscription", "client:vin", NOW + 5
+    )
+    assert {} == await of_home("session", "client:vin", NOW)
+
+
+async def test_members_of_a_cluster_read_each_other_in_one_step(store: Store, other: Store) -> None:
+    """Their records have one home, whatever the keys; each member changes its own by comparing what it put last."""
+    for number in (1, 2, 10):
+        await store.records.put("member", str(number), b"%d" % number)
+    await store.records.put("cluster", "identity", b"fleet")
+    await store.records.put("cluster", "members", b"named like their home")
+    members = other.records.of_home
+    assert {"1": b"1", "2": b"2", "10": b"10"} == await members("member", "members", NOW)
+    assert {"identity": b"fleet", "members": b"named like their home"} == await members("cluster", "members", NOW)
+    with pytest.raises(ValueError, match="members"):
+        await members("member", "client:vin", NOW)
+    condemned = Batch()
+    condemned.put("member", "2", b"condemned", expect=b"2")
+    renewed = Batch()
+    renewed.put("member", "2", b"renewed", expect=b"2")
+    await other.write(condemned)
+    with pytest.raises(StoreConflictError):
+        await store.write(renewed)
+    gone = Batch()
+    gone.put("cluster", "next", b"11", expect=None)
+    gone.delete("member", "1")
+    gone.note("members", b"left")
+    await store.write(gone)
+    assert {"2": b"condemned", "10": b"10"} == await members("member", "members", NOW)
+    opened = await store.coordination.open("members", "node-a", ["member", "cluster"], NOW)
+    assert [2, 3] == list(map(len, opened.records))
+    assert [] == await store.check()
+
+
+async def test_a_scan_of_one_feed_gives_the_records_that_it_tells_of(store: Store) -> None:
+    batch = Batch()
+    wanted: dict[int, dict[str, bytes]] = {feed: {} for feed in range(len(await store.feeds.ends()))}
+    for number in range(300):
+        key = f"7:v{number:06d}#"
+        batch.put("subscription", key, b"%d" % number)
+        wanted[store.feeds.feed_of(f"client:v{number:06d}")][key] = b"%d" % number
+    await store.write(batch)
+    found = {
+        feed: {key: value async for key, value in store.records.scan("subscription", NOW, feed=feed)} for feed in wanted
+    }
+    assert wanted == found
+    key = next(iter(wanted[store.feeds.feed_of("client:v000007")]))
+    some = [
+        name async for name, _ in store.records.scan("subscription", NOW, key, store.feeds.feed_of("client:v000007"))
+    ]
+    assert [key] == some
+    for feed in (-1, len(wanted)):
+        with pytest.raises(ValueError, match="feed"):
+            _ = [name async for name, _ in store.records.scan("subscription", NOW, feed=feed)]

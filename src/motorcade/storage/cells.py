@@ -31,7 +31,7 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:h:digest          zset    appends under way that will refer to the blob -> until when they count
     P:{N}:c:digest          string  condemned by this sweep, unless it is wanted again
     P:{N}:R:collection      hash    key -> expires_at (8 bytes), value
-    P:{N}:i:home            set     collection NUL key: records of a home that are not found by its name
+    P:{N}:i:home            set     collection NUL key: records of a home that are not found by its name (`homes`)
     P:{N}:y                 zset    collection NUL key NUL home (if it is in i:home) -> when the record expires
     P:{N}:F                 stream  NUMBER-0 -> n: nonce, d: data: the feed of changes
     P:{N}:S:stream          stream  OFFSET-0 -> t: time, v: value

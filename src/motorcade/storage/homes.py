@@ -6,6 +6,7 @@
                                              stream-progress, scq-progress  NAME/X
     queue:N  queue:N:LEVEL                   queue N                                          queue:N
     the mailbox it names                     compacted MAILBOX                                that of the mailbox
+                                             member, cluster: all keys                        members
     any other                                                                                 its own name
                                              any other                                        its key
 
@@ -27,6 +28,12 @@ _QUEUE: Final = "queue:"
 _WHOLE: Final = frozenset({"session", "ecq-progress"})  #: collections whose key is a client id
 PAIRS: Final = frozenset({"subscription", "awaiting"})  #: whose key begins with a client id and its length
 _LAST: Final = frozenset({"stream-progress", "scq-progress"})  #: whose key ends with a client id, after a slash
+
+#: What the members of a cluster know of each other: read together, and each write may expect what another has put.
+MEMBERS: Final = "members"
+_OF_MEMBERS: Final = frozenset({"member", "cluster"})
+
+INDEXED: Final = PAIRS | _OF_MEMBERS  #: collections of which `is_indexed` may be true
 
 
 def home_of_owner(owner: str) -> str:
@@ -55,7 +62,14 @@ def home_of_record(collection: str, key: str) -> str:
         return _QUEUE + key
     elif collection == "compacted":
         return home_of_owner(key)
+    elif collection in _OF_MEMBERS:
+        return MEMBERS
     return key
+
+
+def is_indexed(collection: str, key: str, home: str) -> bool:
+    """Return True if an engine that cannot look for keys needs an index to find a record by its home."""
+    return collection in INDEXED and (home != key or collection in _OF_MEMBERS)
 
 
 def records_of(home: str, collection: str) -> tuple[str, bool]:
@@ -65,6 +79,10 @@ def records_of(home: str, collection: str) -> tuple[str, bool]:
     """
     if collection in _LAST or collection in ("queue", "compacted"):
         raise ValueError(f"the records of a home do not lie together in the collection {collection!r}")
+    if collection in _OF_MEMBERS:
+        if home != MEMBERS:
+            raise ValueError(f"the home of all records of the collection {collection!r} is {MEMBERS!r}, not {home!r}")
+        return "", False
     client_id = home[len(CLIENT) :] if home.startswith(CLIENT) else None
     if collection in PAIRS and client_id is not None:
         return f"{len(client_id)}:{client_id}", False

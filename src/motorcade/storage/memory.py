@@ -71,6 +71,7 @@ from motorcade.storage.ports import (
     Swept,
     Watcher,
     Written,
+    check_feed,
     check_mark,
     weigh,
 )
@@ -537,13 +538,20 @@ class MemoryRecords:
         self._gate.write()
         return self.apply_delete(collection, key)
 
-    async def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
+    async def of_home(self, collection: str, home: str, now: float) -> dict[str, bytes]:
+        self._gate.read()
+        return self.look(collection, home, now)
+
+    async def scan(
+        self, collection: str, now: float, prefix: str = "", feed: int | None = None
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        check_feed(feed, 1)
         self._gate.read()
         for key, (value, expires_at) in list(self.collections.get(collection, {}).items()):
             if key.startswith(prefix) and not 0 < expires_at <= now:
                 yield key, value
 
-    def of_home(self, home: str, collection: str, now: float) -> dict[str, bytes]:
+    def look(self, collection: str, home: str, now: float) -> dict[str, bytes]:
         """Return the records of a home."""
         prefix, exact = records_of(home, collection)
         return {
@@ -704,9 +712,11 @@ class MemoryFeeds:
             return FeedPage([], gap=True)
         return FeedPage(list(islice(self._notes, start, start + max(limit, 0))))
 
-    def apply_note(self, data: bytes) -> None:
+    def apply_note(self, data: bytes) -> int:
+        """Add a note; its number."""
         number = self._notes[-1].number + 1 if self._notes else 1
         self._notes.append(Note(number, secrets.token_bytes(8), data))
+        return number
 
 
 # -- coordination
@@ -732,7 +742,7 @@ class MemoryCoordination:
         return Attached(fence, previous, self._mailboxes.look(owner))
 
     async def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
-        found = [self._records.of_home(home_of_owner(owner), collection, now) for collection in collections]
+        found = [self._records.look(collection, home_of_owner(owner), now) for collection in collections]
         return Opened(await self.attach(owner, member), found)
 
     async def detach(self, fence: Fence) -> bool:
@@ -741,6 +751,10 @@ class MemoryCoordination:
             return False
         del self._mailboxes.attached[fence.home]
         return True
+
+    async def time(self) -> float:
+        self._gate.read()
+        return time.time()
 
     async def members(self) -> list[Member]:
         self._gate.read()
@@ -851,7 +865,8 @@ class MemoryStore:
             else:
                 self.records.check(condition)
         generations: list[int] = []
-        written = Written([], [], generations)
+        notes: list[int] = []
+        written = Written([], [], generations, notes)
         for step in batch.steps:
             match step:
                 case Append(owners, draft, now, bound, spared, []):
@@ -871,7 +886,7 @@ class MemoryStore:
                 case StreamAppend(stream, values, now):
                     written.offsets.append(self.streams.apply_append(stream, values, now))
                 case AddNote(_, data):
-                    self.feeds.apply_note(data)
+                    notes.append(self.feeds.apply_note(data))
         return written
 
     def _answer(self) -> None:

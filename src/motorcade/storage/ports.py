@@ -261,10 +261,19 @@ class Records(Protocol):
     async def delete(self, collection: str, key: str) -> bool:
         """Remove one record; False if it was not there."""
 
-    def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
+    async def of_home(self, collection: str, home: str, now: float) -> dict[str, bytes]:
+        """Return all records that a home has in a collection, as of one moment unless there are hundreds.
+
+        `ValueError` for a collection in which the records of a home do not lie together (`homes.records_of`).
+        """
+
+    def scan(
+        self, collection: str, now: float, prefix: str = "", feed: int | None = None
+    ) -> AsyncIterator[tuple[str, bytes]]:
         """Yield all records whose key begins with `prefix` (no pattern), each once, in any order.
 
-        Changes meanwhile may or may not be seen.
+        Changes meanwhile may or may not be seen. `feed`: only those whose changes are noted in this one (`Feeds`);
+        `ValueError` if there is none of that number.
         """
 
 
@@ -410,7 +419,7 @@ class Feeds(Protocol):
         """Return the number of the feed that notes of a home go to."""
 
     async def ends(self) -> list[FeedEnd]:
-        """Return the ends of all feeds; their number never changes."""
+        """Return the ends of all feeds, in the order of their numbers; how many there are never changes."""
 
     async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:
         """Return up to `limit` notes after that one, oldest first. Fewer, and no gap: there are no more."""
@@ -497,6 +506,9 @@ class Coordination(Protocol):
     async def detach(self, fence: Fence) -> bool:
         """Give a home up; an old fence does nothing and answers False. Nothing of the attachment is left."""
 
+    async def time(self) -> float:
+        """Return the clock of the store: where nodes share one, that of the same server for all of them."""
+
     async def members(self) -> list[Member]:
         """Return all store objects that may write now."""
 
@@ -531,6 +543,7 @@ class Written(Struct, frozen=True, gc=False):
     appended: list[Appended]  #: of all appends in order, one per owner
     offsets: list[Sequence[int]]  #: of each call of `stream`, in order: the offsets of its records
     generations: Sequence[int] = ()  #: of each call of `make`, in order
+    notes: Sequence[int] = ()  #: of each call of `note`, in order: its number in the feed
 
 
 class Append(Struct, frozen=True, gc=False):
@@ -717,6 +730,12 @@ def weigh(batch: Batch) -> tuple[int, int]:
 def bytes_of(values: Sequence[bytes]) -> int:
     """Return the bytes of all values of an append to a stream."""
     return values.size_bytes() if isinstance(values, Formed) else sum(map(len, values))
+
+
+def check_feed(feed: int | None, count: int) -> None:
+    """Raise `ValueError` if there is no feed of that number; None stands for all of them."""
+    if feed is not None and not 0 <= feed < count:
+        raise ValueError(f"a feed has a number from 0 to {count - 1}, not {feed}")
 
 
 def check_mark(mark: int) -> None:

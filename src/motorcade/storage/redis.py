@@ -39,7 +39,7 @@ from motorcade.redis.slots import slot_of
 from motorcade.redis.url import RedisOptions, RedisUrl, parse_url
 from motorcade.storage import redis_members
 from motorcade.storage.cells import Cells
-from motorcade.storage.homes import PAIRS, home_of_owner, home_of_record, records_of
+from motorcade.storage.homes import home_of_owner, home_of_record, is_indexed, records_of
 from motorcade.storage.ports import (
     FEED_KEPT,
     NO_BOUND,
@@ -78,12 +78,13 @@ from motorcade.storage.ports import (
     Swept,
     Watcher,
     Written,
+    check_feed,
     check_mark,
     weigh,
 )
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
-from motorcade.storage.redis_scripts import ALL, EXTENT, FIND, INFO, READ
+from motorcade.storage.redis_scripts import ALL, EXTENT, FIND, HOME, INFO, READ
 from motorcade.storage.redis_writer import JobStage, Operation, RedisWriter
 from motorcade.storage.wakeups import MAX_WAKE_UPS, Watchers
 
@@ -181,7 +182,10 @@ class Core:
 
     async def evaluate(self, cell: int, script: Script, kinds: str, name: str, *arguments: Argument) -> Any:
         """Run a script that reads keys of the given kinds."""
-        keys = [self.key(cell, f"{kind}:", name) for kind in kinds]
+        return await self.look(cell, script, [self.key(cell, f"{kind}:", name) for kind in kinds], *arguments)
+
+    async def look(self, cell: int, script: Script, keys: Sequence[bytes], *arguments: Argument) -> Any:
+        """Run a script that reads some keys of a cell."""
         try:
             return await self.servers.evaluate(self.cells.slot(cell), script, keys, *arguments)
         except ServerError as error:
@@ -195,10 +199,13 @@ class Core:
             answers += await asyncio.gather(*(self.ask(cell, command, kind, b"", *arguments) for cell in some))
         return answers
 
-    async def scan(self, command: str, kind: str, *arguments: Argument) -> AsyncIterator[tuple[int, list[bytes]]]:
-        """Yield all pages of HSCAN or SSCAN over all cells."""
-        for start in range(0, self.cells.count, WINDOW):
-            some = range(start, min(start + WINDOW, self.cells.count))
+    async def scan(
+        self, command: str, kind: str, *arguments: Argument, only: int | None = None
+    ) -> AsyncIterator[tuple[int, list[bytes]]]:
+        """Yield all pages of HSCAN or SSCAN over all cells, or over one."""
+        cells = range(self.cells.count) if only is None else range(only, only + 1)
+        for start in range(0, len(cells), WINDOW):
+            some = cells[start : start + WINDOW]
             pages = await asyncio.gather(*(self.ask(cell, command, kind, b"", b"0", *arguments) for cell in some))
             for cell, (first_cursor, first_page) in zip(some, pages, strict=True):
                 cursor, page = first_cursor, first_page
@@ -335,7 +342,7 @@ def delete_operation(core: Core, collection: str, key: str) -> Operation:
 
 def _index(collection: str, key: str, home: str) -> str:
     """Return the home whose index has a record; empty: it is found without."""
-    return home if home != key and collection in PAIRS else ""
+    return home if is_indexed(collection, key, home) else ""
 
 
 def note_operation(core: Core, home: str, data: bytes) -> Operation:
@@ -391,6 +398,7 @@ class Plan:
         self._appends: list[tuple[range, AppendOperations]] = []
         self._streams: Sequence[range] = ()
         self._made: Sequence[int] = ()
+        self._notes: Sequence[int] = ()
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
     def add(self, batch: Batch) -> None:
@@ -417,7 +425,7 @@ class Plan:
                     added = self._add("stream", stream_operations(core, stream, values, now))
                     self._streams = [*self._streams, added]
                 case AddNote(home, data):
-                    self._add("note", [note_operation(core, home, data)])
+                    self._notes = [*self._notes, *self._add("note", [note_operation(core, home, data)])]
 
     def append(
         self,
@@ -542,7 +550,8 @@ class Plan:
                 for index, answer in zip(indices, of_stage, strict=True):
                     if index >= 0:
                         found[index] = answer
-        written = Written([], [], [found[index] for index in self._made])
+        made, notes = [found[index] for index in self._made], [found[index] for index in self._notes]
+        written = Written([], [], made, notes)
         for part, appending in self._appends:
             written.appended.extend(appending.answers(found[part.start : part.stop]))
         for part in self._streams:
@@ -744,11 +753,38 @@ class RedisRecords(Port):
     async def delete(self, collection: str, key: str) -> bool:
         return bool(await self._core.one(delete_operation(self._core, collection, key)))
 
-    async def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
+    async def of_home(self, collection: str, home: str, now: float) -> dict[str, bytes]:
+        core, cell, (key, single) = self._core, self._core.cells.of(home), records_of(home, collection)
+        if single:
+            stored = await core.ask(cell, "HGET", "R:", collection, key)
+            return {} if stored is None else _readable({key: stored}, now)
+        keys = [core.key(cell, "i:", home), core.key(cell, "R:", collection)]
+        found = await core.look(cell, HOME, keys, collection, MAX_OPENED)
+        if found is None:
+            return _readable(await self.many_of_home(cell, home, collection), now)
+        return _readable({key.decode(): value for key, value in zip(found[::2], found[1::2], strict=True)}, now)
+
+    async def many_of_home(self, cell: int, home: str, collection: str) -> dict[str, bytes]:
+        """Return the records that a home with many has in a collection, as they are stored, bit by bit."""
+        core = self._core
+        parts = [name.decode().partition("\0") async for name in core.members(cell, "i:", home)]
+        names = [rest for of, _, rest in parts if of == collection]
+        found: dict[str, bytes] = {}
+        for start in range(0, len(names), MAX_READ):
+            some = names[start : start + MAX_READ]
+            values = await core.ask(cell, "HMGET", "R:", collection, *some)
+            found |= {name: value for name, value in zip(some, values, strict=True) if value is not None}
+        return found
+
+    async def scan(
+        self, collection: str, now: float, prefix: str = "", feed: int | None = None
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        check_feed(feed, self._core.cells.count)
         start = prefix.encode()
         pattern = "".join(f"\\{letter}" if letter in "\\*?[]" else letter for letter in prefix) + "*"
         cell, seen = -1, set[bytes]()
-        async for of_cell, page in self._core.scan("HSCAN", f"R:{collection}", "MATCH", pattern, "COUNT", 200):
+        pages = self._core.scan("HSCAN", f"R:{collection}", "MATCH", pattern, "COUNT", 200, only=feed)
+        async for of_cell, page in pages:
             if of_cell != cell:
                 cell, seen = of_cell, set()
             for key, stored in zip(page[::2], page[1::2], strict=True):
@@ -766,6 +802,11 @@ def _attached(home: str, token: bytes, answer: Sequence[Any]) -> Attached:
 def _alive(stored: bytes, now: float) -> bytes | None:
     (expires_at,) = TIME.unpack_from(stored)
     return None if 0 < expires_at <= now else stored[TIME.size :]
+
+
+def _readable(stored: dict[str, bytes], now: float) -> dict[str, bytes]:
+    """Return the values of records as readers see them, without those that have expired."""
+    return {key: value for key, each in stored.items() if (value := _alive(each, now)) is not None}
 
 
 class RedisStreams(Port):
@@ -861,30 +902,19 @@ class RedisCoordination(Port):
         words = ("open", cell, home, member, token.hex(), owner, wanted, MAX_OPENED)
         answer, rows = await core.one(Operation(words, 10 + len(wanted)))
         if rows is False:
-            found = [await self._of_home(cell, home, *place) for place in wanted]
+            records = [await self._store.records.of_home(collection, home, now) for collection in collections]
         else:
             found = [{key: value.encode("latin-1") for key, value in some} for some in rows]
-        records = [
-            {key: value for key, stored in some.items() if (value := _alive(stored, now)) is not None} for some in found
-        ]
+            records = [_readable(some, now) for some in found]
         return Opened(_attached(home, token, answer), records)
-
-    async def _of_home(self, cell: int, home: str, collection: str, key: str) -> dict[str, bytes]:
-        """Return the records of a home that has many, as they are stored."""
-        core, names = self._core, [key] if key else []
-        if not key:
-            parts = [name.decode().partition("\0") async for name in core.members(cell, "i:", home)]
-            names = [rest for of, _, rest in parts if of == collection]
-        found: dict[str, bytes] = {}
-        for start in range(0, len(names), MAX_READ):
-            some = names[start : start + MAX_READ]
-            values = await core.ask(cell, "HMGET", "R:", collection, *some)
-            found |= {name: value for name, value in zip(some, values, strict=True) if value is not None}
-        return found
 
     async def detach(self, fence: Fence) -> bool:
         words = ("detach", self._core.cells.of(fence.home), fence.home, _stored_fence(fence))
         return bool(await self._core.one(Operation(words)))
+
+    async def time(self) -> float:
+        seconds, microseconds = await self._core.servers.ask(self._core.cells.slot(0), "TIME")
+        return int(seconds) + int(microseconds) / 1e6
 
     async def members(self) -> list[Member]:
         return await redis_members.listed(self._core)

@@ -19,7 +19,7 @@ from motorcade.redis.servers import Purpose, Servers
 from motorcade.redis.slots import slot_of
 from motorcade.redis.url import RedisOptions
 from motorcade.storage.cells import DEFAULT_CELLS, Cells
-from motorcade.storage.homes import PAIRS, home_of_record
+from motorcade.storage.homes import INDEXED, home_of_record, is_indexed
 from motorcade.storage.ports import Durability, StoreAwayError, StoreError
 from motorcade.storage.redis_format import unpack_entry, unpack_state
 from motorcade.storage.redis_scripts import READ
@@ -218,7 +218,7 @@ class Inspection:
     async def _unindexed(self, cell: int) -> list[str]:
         """Find records that a session which is opened would not find."""
         wrong: list[str] = []
-        for collection in PAIRS:
+        for collection in INDEXED:
             records, cursor = self._key(cell, "R:", collection.encode()), b"0"
             while True:
                 cursor, page = await self._ask(cell, "HSCAN", records, cursor, "COUNT", self.PAGE)
@@ -232,7 +232,7 @@ class Inspection:
                 missing = [
                     key
                     for (key, home), is_there in zip(homes.items(), found, strict=True)
-                    if not is_there and home != key
+                    if not is_there and is_indexed(collection, key, home)
                 ]
                 wrong += [f"record {collection}/{key}: missing in the index of its home" for key in missing]
                 if cursor == b"0":

@@ -2,7 +2,7 @@
 
 commit   common.lua, all operations, commit.lua: everything that writes
 join     registers a writer
-read, info, find, extent: read only, one file each
+read, info, home, find, extent: read only, one file each
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _script = partial(script_of, "motorcade.storage")
 COMMIT = _script("common", *OPERATIONS, "commit")
 READ = _script("read")
 INFO = _script("info")
+HOME = _script("home")
 FIND = _script("find")
 EXTENT = _script("extent")
 JOIN = _script("join")
-ALL = (COMMIT, READ, INFO, FIND, EXTENT)
+ALL = (COMMIT, READ, INFO, HOME, FIND, EXTENT)

@@ -36,6 +36,7 @@ from motorcade.commit import Commit
 from motorcade.storage import packed_rows, stream_rows, tables
 from motorcade.storage.deltas import Deltas
 from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, RocksTables, scan, scan_up_to
+from motorcade.storage.homes import records_of
 from motorcade.storage.inspect import inspect
 from motorcade.storage.ports import (
     NO_BOUND,
@@ -72,10 +73,19 @@ from motorcade.storage.ports import (
     Watcher,
     Written,
     bytes_of,
+    check_feed,
     check_mark,
 )
 from motorcade.storage.tables import after_prefix
-from motorcade.storage.transaction import MAX_HEADS, MAX_SEEN_ROWS, Transaction, WriterState, feed_end, load_head
+from motorcade.storage.transaction import (
+    MAX_HEADS,
+    MAX_SEEN_ROWS,
+    Transaction,
+    WriterState,
+    feed_end,
+    load_head,
+    records_of_home,
+)
 from motorcade.storage.wakeups import WakeUps
 from motorcade.storage.writer import MAX_QUEUED, RESERVE, RocksWriter
 
@@ -537,7 +547,13 @@ class RocksRecords:
     async def delete(self, collection: str, key: str) -> bool:
         return await self._writer.submit(lambda write: write.delete_record(collection, key), grows=False)
 
-    async def scan(self, collection: str, now: float, prefix: str = "") -> AsyncIterator[tuple[str, bytes]]:
+    async def of_home(self, collection: str, home: str, now: float) -> dict[str, bytes]:
+        return await self._reader.beside(partial(records_of_home, collection, *records_of(home, collection), now))
+
+    async def scan(
+        self, collection: str, now: float, prefix: str = "", feed: int | None = None
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        check_feed(feed, 1)
         within = tables.name(collection) + b"\0"
         start = within + prefix.encode()
         while True:
@@ -684,6 +700,10 @@ class RocksCoordination:
     async def detach(self, fence: Fence) -> bool:
         return await self._writer.submit(lambda write: write.detach(fence), durable=False, grows=False, alone=True)
 
+    async def time(self) -> float:
+        await self._reader.now(lambda _: None)
+        return time.time()
+
     async def members(self) -> list[Member]:
         await self._reader.now(lambda _: None)
         return [] if self._writer.fenced else [self._reader.member]
@@ -755,6 +775,7 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     appended: list[Appended] = []
     offsets: list[Sequence[int]] = []
     generations: list[int] = []
+    notes: list[int] = []
     mailboxes = write.mailboxes
     if batch.conditions:
         write.check(batch.conditions)
@@ -772,10 +793,10 @@ def _apply(batch: Batch, write: Transaction) -> Written:
         elif isinstance(step, Mark):
             mailboxes.mark(step.owner, step.position, step.mark)
         elif isinstance(step, AddNote):
-            write.add_note(step.data)
+            notes.append(write.add_note(step.data))
         else:
             generations.append(mailboxes.make(step.owner))
-    return Written(appended, offsets, generations)
+    return Written(appended, offsets, generations, notes)
 
 
 class RocksStore:

@@ -9,7 +9,7 @@ from motorcade.plugins.fanout import tables as fanout
 from motorcade.plugins.logs.compacted import tables as compacted
 from motorcade.plugins.logs.queues import tables as queues
 from motorcade.plugins.logs.streams import reader as streams
-from motorcade.storage.homes import home_of_owner, home_of_record, records_of
+from motorcade.storage.homes import home_of_owner, home_of_record, is_indexed, records_of
 
 CLIENTS = ["vin", "a/b", "3:x", "", "queue:x", "ü{}", "7"]
 
@@ -38,6 +38,17 @@ def test_everything_of_a_queue_has_one_home() -> None:
     assert {"queue:orders"} == homes | {home_of_record(queues.COLLECTION, "orders")}
     shared = compacted.SHARED.owner_of("orders")
     assert shared == home_of_owner(shared) == home_of_record(compacted.QUEUES, shared)
+
+
+def test_all_that_members_know_of_each_other_has_one_home() -> None:
+    for collection in ("member", "cluster"):
+        for key in ("1", "identity", "members", "client:x"):
+            assert "members" == home_of_record(collection, key)
+            assert is_indexed(collection, key, "members"), "also what is named like its home"
+        assert ("", False) == records_of("members", collection)
+        with pytest.raises(ValueError, match="members"):
+            records_of("client:x", collection)
+    assert "members" == home_of_owner("members")
 
 
 def test_other_names_are_their_own_home() -> None:

@@ -22,7 +22,7 @@ Rule 5: `append` chooses between `_append_plain` (a small message for one owner 
 
 from motorcade.storage.transaction.mailboxes import MAX_ENDING, load_head
 from motorcade.storage.transaction.state import MAX_HEADS, MAX_SEEN_ROWS, StreamHead, WriterState, feed_end
-from motorcade.storage.transaction.transaction import Transaction
+from motorcade.storage.transaction.transaction import Transaction, records_of_home
 
 __all__ = [
     "MAX_ENDING",
@@ -33,4 +33,5 @@ __all__ = [
     "WriterState",
     "feed_end",
     "load_head",
+    "records_of_home",
 ]

@@ -178,12 +178,14 @@ class Transaction:
 
     # -- feeds
 
-    def add_note(self, data: bytes) -> None:
+    def add_note(self, data: bytes) -> int:
+        """Add a note to the feed; its number."""
         state, handle = self._state, self._batch.handles["feed"]
         state.feed += 1
         self._batch.put(_pack(state.feed), secrets.token_bytes(tables.NONCE_SIZE) + data, handle)
         if state.feed > FEED_KEPT:
             self._batch.delete(_pack(state.feed - FEED_KEPT), handle)
+        return state.feed
 
     # -- coordination; attachments are kept in memory only, since none outlives the process
 
@@ -198,20 +200,12 @@ class Transaction:
     def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
         """Attach, and read the records of the home; shares no transaction, so all of them are in the table."""
         home = home_of_owner(owner)
-        found = [self._records_of_home(home, collection, now) for collection in collections]
+        places = [records_of(home, collection) for collection in collections]
+        found = [
+            records_of_home(collection, *place, now, self.opened)
+            for collection, place in zip(collections, places, strict=True)
+        ]
         return Opened(self.attach(owner, member), found)
-
-    def _records_of_home(self, home: str, collection: str, now: float) -> dict[str, bytes]:
-        prefix, exact = records_of(home, collection)
-        within = tables.name(collection) + b"\0"
-        start = within + prefix.encode()
-        found: dict[str, bytes] = {}
-        for key, row in scan(self.opened.records, start, start + b"\0" if exact else after_prefix(within)):
-            if not key.startswith(start):
-                break
-            if not 0 < tables.EXPIRES.unpack_from(row)[0] <= now:
-                found[key[len(within) :].decode()] = row[tables.EXPIRES.size :]
-        return found
 
     def detach(self, fence: Fence) -> bool:
         if self._state.attached.get(fence.home, ("", None))[1] != fence:
@@ -307,3 +301,16 @@ class Transaction:
         self._batch.unset("records", where)
         self._state.records -= 1
         return 1, len(row) - 8
+
+
+def records_of_home(collection: str, prefix: str, exact: bool, now: float, opened: RocksTables) -> dict[str, bytes]:
+    """Return the records that a home has in a collection; see `homes.records_of`."""
+    within = tables.name(collection) + b"\0"
+    start = within + prefix.encode()
+    found: dict[str, bytes] = {}
+    for key, row in scan(opened.records, start, start + b"\0" if exact else after_prefix(within)):
+        if not key.startswith(start):
+            break
+        if not 0 < tables.EXPIRES.unpack_from(row)[0] <= now:
+            found[key[len(within) :].decode()] = row[tables.EXPIRES.size :]
+    return found
