@@ -15,10 +15,13 @@ from motorcade.storage.ports import (
     Appended,
     Batch,
     Draft,
+    Elsewhere,
     FeedEnd,
     Lease,
     MailboxInfo,
+    Opened,
     Store,
+    StoreConflictError,
     StoreError,
     StoreFencedError,
 )
@@ -143,6 +146,138 @@ async def test_a_home_is_attached_with_all_that_belongs_to_it(store: Store, othe
     assert "node-a" == again.attached.previous
 
 
+# -- homes that another member has
+
+
+async def test_a_home_is_left_to_the_member_that_has_it(store: Store, other: Store) -> None:
+    """Nothing is changed then, also for what the member has in the air; the member itself may open it once more."""
+    coordination = other.coordination
+    await store.records.put("session", "vin", b"1")
+    first = await store.coordination.try_open(MAILBOX, "node-a", ["session"], NOW)
+    assert isinstance(first, Opened) and ("", [{"vin": b"1"}]) == (first.attached.previous, first.records)
+    again = await store.coordination.try_open(MAILBOX, "node-a", ["session"], NOW, displace="node-c", wait=False)
+    assert isinstance(again, Opened) and "node-a" == again.attached.previous
+    mine, void = again.attached.fence, first.attached.fence
+    assert void.number + 1 == mine.number
+    for owner, displace in ((MAILBOX, ""), ("fanout:vin", "node-c"), (CLIENT, "node-")):
+        assert Elsewhere("node-a") == await coordination.try_open(owner, "node-b", ["session"], NOW, displace=displace)
+    decision = Batch()
+    decision.put("session", "vin", b"2")
+    decision.fence(mine)
+    await store.write(decision)
+    assert isinstance(await coordination.try_open("session:vi", "node-b", [], NOW), Opened), "another home"
+    assert "node-a" == (await append(other, MAILBOX, Draft(b""))).attached
+    with pytest.raises(ValueError, match="lie together"):
+        await coordination.try_open(MAILBOX, "node-b", ["stream-progress"], NOW, displace="node-a")
+    assert {"vin": b"2"} == await scan(store, "session")
+
+
+async def test_a_member_that_was_displaced_decides_nothing_more(store: Store, other: Store) -> None:
+    opened = await store.coordination.try_open(MAILBOX, "node-a", ["session"], NOW)
+    assert isinstance(opened, Opened)
+    late = Batch()
+    late.put("session", "vin", b"late")
+    late.fence(opened.attached.fence)
+    taken = await other.coordination.try_open(MAILBOX, "node-b", ["session"], NOW, displace="node-a")
+    assert isinstance(taken, Opened) and "node-a" == taken.attached.previous
+    with pytest.raises(StoreFencedError):
+        await store.write(late)
+    assert Elsewhere("node-b") == await store.coordination.try_open(MAILBOX, "node-a", ["session"], NOW)
+    assert {} == await scan(store, "session")
+
+
+async def test_one_of_many_members_gets_a_home(store: Store, other: Store) -> None:
+    for owner in ("session:a", "session:b", "session:c"):
+        calls = [
+            (store if number % 2 else other).coordination.try_open(owner, f"node-{number}", [], NOW)
+            for number in range(20)
+        ]
+        answers = await asyncio.gather(*calls)
+        (winner,) = [number for number, answer in enumerate(answers) if isinstance(answer, Opened)]
+        assert {Elsewhere(f"node-{winner}")} == {answer for answer in answers if isinstance(answer, Elsewhere)}
+
+
+async def attached(store: Store, member: str) -> list[str]:
+    """All homes of a member, feed by feed; each in the feed of its notes."""
+    found = []
+    for feed in range(len(await store.feeds.ends())):
+        homes = [home async for home in store.coordination.attached(member, feed)]
+        assert all(feed == store.feeds.feed_of(home) for home in homes)
+        found += homes
+    assert len(found) == len(set(found))
+    return sorted(found)
+
+
+async def test_the_homes_of_a_member_are_found(store: Store, other: Store) -> None:
+    """However many there are; one that was given up, or that another member has, is not among them."""
+    assert [] == await attached(store, "node-a")
+    names = [f"session:v{number}" for number in range(1500)]
+    fences = [(await found).fence for found in [store.coordination.attach(name, "node-a~1") for name in names]]
+    await store.coordination.attach("session:v1499", "node-a~12")
+    await other.coordination.attach("session::odd:{}", "node:a~1:")
+    await store.coordination.detach(fences[7])
+    wanted = {f"client:v{number}" for number in range(1499)} - {"client:v7"}
+    assert sorted(wanted) == await attached(other, "node-a~1")
+    assert ["client:v1499"] == await attached(other, "node-a~12")
+    assert ["client::odd:{}"] == await attached(store, "node:a~1:")
+    assert [] == await attached(store, "node-a") == await attached(store, "~1")
+    with pytest.raises(ValueError, match="feed"):
+        _ = [home async for home in store.coordination.attached("node-a", -1)]
+
+
+async def test_a_home_is_given_up_with_the_last_decision(store: Store, other: Store) -> None:
+    """All of the batch is written first, wherever it lies and in whatever order; what follows finds the home free."""
+    fence = (await store.coordination.attach(MAILBOX, "node-a")).fence
+    await fill(store, MAILBOX, b"1")
+    last, late = Batch(), Batch()
+    last.put("session", "vin", b"asleep")
+    last.detach(fence)
+    last.append([MAILBOX, *(f"v{number}" for number in range(50))], Draft(b"2", PAYLOAD), NOW)
+    last.stream("s", [b"gone"], NOW)
+    last.note(CLIENT, b"asleep")
+    late.put("session", "vin", b"late")
+    late.fence(fence)
+    commits = [store.write(last), store.write(late)]
+    following = await store.mailboxes.append([MAILBOX, "fanout:vin"], Draft(b"3"), NOW)
+    assert ["", ""] == [answer.attached for answer in following]
+    written = await commits[0]
+    assert ([1], "node-a") == (list(written.notes), written.appended[0].attached), "it was its own, to the end"
+    with pytest.raises(StoreFencedError):
+        await commits[1]
+    assert [b"1", b"2", b"3"] == await bodies(store, MAILBOX)
+    assert [[b"2"]] * 50 == [await bodies(store, f"v{number}") for number in range(50)]
+    assert ({"vin": b"asleep"}, [b"gone"]) == (
+        await scan(store, "session"),
+        [record.value for record in await store.streams.read("s", 0, 9)],
+    )
+    assert [] == await attached(other, "node-a")
+    assert isinstance(await other.coordination.try_open(MAILBOX, "node-b", [], NOW), Opened)
+
+
+async def test_a_home_is_not_given_up_by_a_member_that_has_lost_it(store: Store, other: Store) -> None:
+    """Nothing of its batch is done; the others of that turn are, once."""
+    fence = (await store.coordination.attach(MAILBOX, "node-a")).fence
+    late, conflict = Batch(), Batch()
+    late.put("session", "vin", b"late")
+    late.detach(fence)
+    mine = (await other.coordination.attach(MAILBOX, "node-b")).fence
+    conflict.detach(mine)
+    conflict.put("session", "vin", b"conflict", expect=b"another")
+    beside = Batch()
+    beside.append([MAILBOX], Draft(b"beside"), NOW)
+    commits = [other.write(each) for each in (late, conflict, beside)]
+    await asyncio.gather(*commits, return_exceptions=True)
+    assert [StoreFencedError, StoreConflictError, type(None)] == [type(commit.error) for commit in commits]
+    assert "node-b" == (await append(store, MAILBOX, Draft(b"last"))).attached
+    assert [b"beside", b"last"] == await bodies(store, MAILBOX)
+    given = Batch()
+    given.detach(mine)
+    given.detach(mine)
+    await other.write(given)
+    assert not await other.coordination.detach(mine)
+    assert {} == await scan(store, "session")
+
+
 # -- positions and generations
 
 
@@ -258,6 +393,7 @@ async def test_a_member_that_was_fenced_writes_nothing_any_more(engine: Engine, 
         lambda: store.streams.append("s", [b"late"], NOW),
         lambda: store.coordination.attach(MAILBOX, "node-c"),
         lambda: store.coordination.open(MAILBOX, "node-c", ["session"], NOW),
+        lambda: store.coordination.try_open(MAILBOX, "node-c", ["session"], NOW),
         lambda: store.coordination.detach(fence),
         lambda: store.coordination.acquire("l", "node-c", 3.0, NOW),
         lambda: store.coordination.renew(Lease("l", 1), 3.0, NOW),

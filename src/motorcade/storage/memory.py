@@ -46,7 +46,9 @@ from motorcade.storage.ports import (
     Batch,
     Bound,
     Delete,
+    Detach,
     Draft,
+    Elsewhere,
     Entry,
     Expect,
     FeedEnd,
@@ -745,12 +747,37 @@ class MemoryCoordination:
         found = [self._records.look(collection, home_of_owner(owner), now) for collection in collections]
         return Opened(await self.attach(owner, member), found)
 
+    async def try_open(
+        self,
+        owner: str,
+        member: str,
+        collections: Sequence[str],
+        now: float,
+        *,
+        displace: str = "",
+        wait: bool = True,  # noqa: ARG002 - nothing lasts
+    ) -> Opened | Elsewhere:
+        self._gate.write()
+        holder = self._mailboxes.attached.get(home_of_owner(owner), ("", None))[0]
+        if holder not in ("", member, displace):
+            return Elsewhere(holder)
+        return await self.open(owner, member, collections, now)
+
     async def detach(self, fence: Fence) -> bool:
         self._gate.write()
+        return self.apply_detach(fence)
+
+    def apply_detach(self, fence: Fence) -> bool:
         if self._mailboxes.attached.get(fence.home, ("", None))[1] != fence:
             return False
         del self._mailboxes.attached[fence.home]
         return True
+
+    async def attached(self, member: str, feed: int) -> AsyncIterator[str]:
+        check_feed(feed, 1)
+        self._gate.read()
+        for home in [home for home, (holder, _) in self._mailboxes.attached.items() if holder == member]:
+            yield home
 
     async def time(self) -> float:
         self._gate.read()
@@ -866,6 +893,7 @@ class MemoryStore:
                 self.records.check(condition)
         generations: list[int] = []
         notes: list[int] = []
+        detached: list[Fence] = []
         written = Written([], [], generations, notes)
         for step in batch.steps:
             match step:
@@ -887,6 +915,10 @@ class MemoryStore:
                     written.offsets.append(self.streams.apply_append(stream, values, now))
                 case AddNote(_, data):
                     notes.append(self.feeds.apply_note(data))
+                case Detach():
+                    detached.append(step.fence)
+        for fence in detached:
+            self.coordination.apply_detach(fence)
         return written
 
     def _answer(self) -> None:

@@ -461,6 +461,13 @@ class Opened:
     records: list[dict[str, bytes]]  #: of each collection: key and value
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A home that was not attached, since another member has it."""
+
+    member: str
+
+
 #: What a store says that was fenced (`Coordination.fence_member`).
 FENCED: Final = "this store was fenced: another member has taken its right to write; it has to be opened again"
 
@@ -503,8 +510,30 @@ class Coordination(Protocol):
         `ValueError` for a collection in which the records of a home do not lie together (`homes.records_of`).
         """
 
+    async def try_open(
+        self,
+        owner: str,
+        member: str,
+        collections: Sequence[str],
+        now: float,
+        *,
+        displace: str = "",
+        wait: bool = True,
+    ) -> Opened | Elsewhere:
+        """Open a home, unless another member than this one and `displace` has it: then nothing is changed.
+
+        `wait`: False for a home that has nothing to lose, such as that of a client whose session ends with its
+        connection: replicas of servers are not waited for, and a fail-over may forget that it is attached.
+        """
+
     async def detach(self, fence: Fence) -> bool:
         """Give a home up; an old fence does nothing and answers False. Nothing of the attachment is left."""
+
+    def attached(self, member: str, feed: int) -> AsyncIterator[str]:
+        """Homes that a member has attached, of those whose notes go to a feed, each once.
+
+        Changes meanwhile may or may not be seen. `ValueError` if there is no feed of that number.
+        """
 
     async def time(self) -> float:
         """Return the clock of the store: where nodes share one, that of the same server for all of them."""
@@ -609,7 +638,13 @@ class AddNote(Struct, frozen=True, gc=False):
     data: bytes
 
 
-Step = Append | Make | Acknowledge | Mark | Put | Delete | StreamAppend | AddNote
+class Detach(Struct, frozen=True, gc=False):
+    """`Coordination.detach`, as part of a batch; its last step, wherever it stands."""
+
+    fence: Fence
+
+
+Step = Append | Make | Acknowledge | Mark | Put | Delete | StreamAppend | AddNote | Detach
 
 
 class Expect(Struct, frozen=True, gc=False):
@@ -642,6 +677,11 @@ class Batch:
     def fence(self, fence: Fence) -> None:
         """Make it a decision: it is applied only while this is the fence of its home, else `StoreFencedError`."""
         self.conditions = [*self.conditions, fence]
+
+    def detach(self, fence: Fence) -> None:
+        """Make it the last decision of this fence: when all the rest is done, the home is given up."""
+        self.fence(fence)
+        self.steps.append(Detach(fence))
 
     def append(
         self,

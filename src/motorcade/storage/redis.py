@@ -12,8 +12,9 @@ Rule 2: calls of a batch that are of different kinds and in different cells go o
         server, everything.
 Rule 3: leases go by the servers' clock, everything else by the `now` of the caller.
 Rule 4: a condition of a batch is checked in its cell, together with what the batch writes there, and that goes before
-        everything in other cells. Conditions in several cells are all checked before the first write, and each of them
-        again with its cell: if one changes in between, a part of the batch may be written.
+        everything in other cells, but for the end of an attachment, which comes last. Conditions in several cells are
+        all checked before the first write, and each of them again with its cell: if one changes in between, a part of
+        the batch may be written.
 
 What Redis cannot give: WAIT means that replicas have received a write, not that they have stored it, and the cluster
 may promote a replica that lags behind another. With one replica per master, a write that was confirmed survives the
@@ -52,8 +53,10 @@ from motorcade.storage.ports import (
     Batch,
     Bound,
     Delete,
+    Detach,
     Draft,
     Durability,
+    Elsewhere,
     Entry,
     Expect,
     FeedEnd,
@@ -84,7 +87,7 @@ from motorcade.storage.ports import (
 )
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
-from motorcade.storage.redis_scripts import ALL, EXTENT, FIND, HOME, INFO, READ
+from motorcade.storage.redis_scripts import ALL, ATTACHED, EXTENT, FIND, HOME, INFO, READ
 from motorcade.storage.redis_writer import JobStage, Operation, RedisWriter
 from motorcade.storage.wakeups import MAX_WAKE_UPS, Watchers
 
@@ -350,6 +353,25 @@ def note_operation(core: Core, home: str, data: bytes) -> Operation:
     return Operation(words, 1, len(data))
 
 
+def detach_operation(core: Core, fence: Fence) -> Operation:
+    return Operation(("detach", core.cells.of(fence.home), fence.home, _stored_fence(fence)))
+
+
+class OpenOperation:
+    """One opening of a home."""
+
+    def __init__(self, core: Core, owner: str, member: str, collections: Sequence[str]) -> None:
+        self.home = home_of_owner(owner)
+        self.token = secrets.token_bytes(8)  #: of the fence
+        self.collections = collections
+        places = [records_of(self.home, collection) for collection in collections]
+        wanted = [(name, key if single else "") for name, (key, single) in zip(collections, places, strict=True)]
+        self._words = (core.cells.of(self.home), self.home, member, self.token.hex(), owner, wanted, MAX_OPENED)
+
+    def operation(self, name: str, *more: str) -> Operation:
+        return Operation((name, *self._words, *more), 10 + len(self.collections))
+
+
 def stream_operations(core: Core, stream: str, values: Sequence[bytes], now: float) -> list[Operation]:
     cell = core.cells.of(stream)
     operations: list[Operation] = []
@@ -399,6 +421,7 @@ class Plan:
         self._streams: Sequence[range] = ()
         self._made: Sequence[int] = ()
         self._notes: Sequence[int] = ()
+        self._detached: Sequence[int] = ()
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
     def add(self, batch: Batch) -> None:
@@ -426,6 +449,8 @@ class Plan:
                     self._streams = [*self._streams, added]
                 case AddNote(home, data):
                     self._notes = [*self._notes, *self._add("note", [note_operation(core, home, data)])]
+        for fence in [step.fence for step in batch.steps if isinstance(step, Detach)] if batch.conditions else ():
+            self._detached = [*self._detached, *self._add("detach", [detach_operation(core, fence)])]
 
     def append(
         self,
@@ -500,12 +525,19 @@ class Plan:
             stages.append(JobStage(payloads, early=True))
             order.append([-1] * len(payloads))
         guarded = list(dict.fromkeys(self._pipeline(condition[1]) for condition in self._conditions))
+        # A home is given up when all the rest is done: with it, or after it if some of it is in other pipelines.
+        alone = len({self._pipeline(each.cell) for each in self._operations}) == 1
+        last = () if alone else self._detached
         if len(guarded) > 1:  # each of them is looked at again with its pipeline: this finds nearly everything in time
             stages.append(JobStage([], durable=False, conditions=self._conditions))
             order.append([])
         for pipeline in guarded:
             order.append(
-                [index for index, each in enumerate(self._operations) if self._pipeline(each.cell) == pipeline]
+                [
+                    index
+                    for index, each in enumerate(self._operations)
+                    if self._pipeline(each.cell) == pipeline and index not in last
+                ]
             )
             operations = [self._operations[index] for index in order[-1]]
             conditions = [condition for condition in self._conditions if self._pipeline(condition[1]) == pipeline]
@@ -514,6 +546,9 @@ class Plan:
             operations = [self._operations[index] for index in indices]
             stages.append(JobStage(operations, _durable(operations)))
             order.append(indices)
+        if last:
+            stages.append(JobStage([self._operations[index] for index in last]))
+            order.append(last)
         return stages, order
 
     def _steps(self, done: set[int]) -> list[list[int]]:
@@ -896,21 +931,46 @@ class RedisCoordination(Port):
         return _attached(home, token, await self._core.one(Operation(words)))
 
     async def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
-        core, home, token = self._core, home_of_owner(owner), secrets.token_bytes(8)
-        cell, places = core.cells.of(home), [records_of(home, collection) for collection in collections]
-        wanted = [(name, key if single else "") for name, (key, single) in zip(collections, places, strict=True)]
-        words = ("open", cell, home, member, token.hex(), owner, wanted, MAX_OPENED)
-        answer, rows = await core.one(Operation(words, 10 + len(wanted)))
+        opening = OpenOperation(self._core, owner, member, collections)
+        return await self._opened(opening, now, await self._core.one(opening.operation("open")))
+
+    async def try_open(
+        self,
+        owner: str,
+        member: str,
+        collections: Sequence[str],
+        now: float,
+        *,
+        displace: str = "",
+        wait: bool = True,
+    ) -> Opened | Elsewhere:
+        opening = OpenOperation(self._core, owner, member, collections)
+        answer = await self._core.one(opening.operation("try_open", displace), durable=wait)
+        return Elsewhere(answer) if isinstance(answer, str) else await self._opened(opening, now, answer)
+
+    async def _opened(self, opening: OpenOperation, now: float, answer: Sequence[Any]) -> Opened:
+        home, collections = opening.home, opening.collections
+        attached, rows = answer
         if rows is False:
             records = [await self._store.records.of_home(collection, home, now) for collection in collections]
         else:
             found = [{key: value.encode("latin-1") for key, value in some} for some in rows]
             records = [_readable(some, now) for some in found]
-        return Opened(_attached(home, token, answer), records)
+        return Opened(_attached(home, opening.token, attached), records)
 
     async def detach(self, fence: Fence) -> bool:
-        words = ("detach", self._core.cells.of(fence.home), fence.home, _stored_fence(fence))
-        return bool(await self._core.one(Operation(words)))
+        return bool(await self._core.one(detach_operation(self._core, fence)))
+
+    async def attached(self, member: str, feed: int) -> AsyncIterator[str]:
+        core, cursor, seen = self._core, b"0", set[bytes]()
+        check_feed(feed, core.cells.count)
+        while True:
+            cursor, page = await core.look(feed, ATTACHED, [core.key(feed, "a")], member, cursor, MAX_READ)
+            for home in set(page) - seen:
+                yield home.decode()
+            seen.update(page)
+            if cursor == b"0":
+                return
 
     async def time(self) -> float:
         seconds, microseconds = await self._core.servers.ask(self._core.cells.slot(0), "TIME")

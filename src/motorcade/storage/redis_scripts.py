@@ -2,7 +2,7 @@
 
 commit   common.lua, all operations, commit.lua: everything that writes
 join     registers a writer
-read, info, home, find, extent: read only, one file each
+read, info, home, attached, find, extent: read only, one file each
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ COMMIT = _script("common", *OPERATIONS, "commit")
 READ = _script("read")
 INFO = _script("info")
 HOME = _script("home")
+ATTACHED = _script("attached")
 FIND = _script("find")
 EXTENT = _script("extent")
 JOIN = _script("join")
-ALL = (COMMIT, READ, INFO, HOME, FIND, EXTENT)
+ALL = (COMMIT, READ, INFO, HOME, ATTACHED, FIND, EXTENT)

@@ -49,8 +49,10 @@ from motorcade.storage.ports import (
     Batch,
     Bound,
     Delete,
+    Detach,
     Draft,
     Durability,
+    Elsewhere,
     Entry,
     FeedEnd,
     FeedPage,
@@ -697,8 +699,33 @@ class RocksCoordination:
             lambda write: write.open(owner, member, collections, now), durable=False, grows=False, alone=True
         )
 
+    async def try_open(
+        self,
+        owner: str,
+        member: str,
+        collections: Sequence[str],
+        now: float,
+        *,
+        displace: str = "",
+        wait: bool = True,  # noqa: ARG002 - an attachment never outlives the process
+    ) -> Opened | Elsewhere:
+        return await self._writer.submit(
+            lambda write: write.try_open(owner, member, collections, now, displace),
+            durable=False,
+            grows=False,
+            alone=True,
+        )
+
     async def detach(self, fence: Fence) -> bool:
         return await self._writer.submit(lambda write: write.detach(fence), durable=False, grows=False, alone=True)
+
+    async def attached(self, member: str, feed: int) -> AsyncIterator[str]:
+        check_feed(feed, 1)
+        await self._reader.now(lambda _: None)
+        # A copy: the writer's thread changes it.
+        for home, (holder, _) in self._writer.state.attached.copy().items():
+            if holder == member:
+                yield home
 
     async def time(self) -> float:
         await self._reader.now(lambda _: None)
@@ -776,6 +803,7 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     offsets: list[Sequence[int]] = []
     generations: list[int] = []
     notes: list[int] = []
+    detached: list[Fence] = []
     mailboxes = write.mailboxes
     if batch.conditions:
         write.check(batch.conditions)
@@ -792,10 +820,14 @@ def _apply(batch: Batch, write: Transaction) -> Written:
             write.delete_record(step.collection, step.key)
         elif isinstance(step, Mark):
             mailboxes.mark(step.owner, step.position, step.mark)
+        elif isinstance(step, Detach):
+            detached.append(step.fence)
         elif isinstance(step, AddNote):
             notes.append(write.add_note(step.data))
         else:
             generations.append(mailboxes.make(step.owner))
+    for fence in detached:
+        write.detach(fence)
     return Written(appended, offsets, generations, notes)
 
 

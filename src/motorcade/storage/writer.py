@@ -36,7 +36,15 @@ from rocksdict import WriteOptions
 
 from motorcade.commit import Commit
 from motorcade.storage.files import Files, RocksTables, migrate, write_meta
-from motorcade.storage.ports import FENCED, Backlog, StoreConflictError, StoreError, StoreFencedError, StoreFullError
+from motorcade.storage.ports import (
+    FENCED,
+    Backlog,
+    Fence,
+    StoreConflictError,
+    StoreError,
+    StoreFencedError,
+    StoreFullError,
+)
 from motorcade.storage.tables import META_APPLIED, META_BOOT, NUMBER
 from motorcade.storage.transaction import Transaction, WriterState
 from motorcade.storage.wakeups import Watchers
@@ -86,6 +94,7 @@ class Unsettled(msgspec.Struct, frozen=True):
     number: int
     calls: list[WriterCall]
     grown: dict[str, int] | None  #: streams that it appends to: their last offset
+    detached: dict[str, tuple[str, Fence]] | None = None  #: homes that it gives up: as they were attached
 
 
 class RocksWriter:
@@ -373,15 +382,16 @@ class RocksWriter:
                     call.error = error.with_traceback(None)  # which holds the transaction, and that the files
             batch = transaction.finish()
         except Exception as error:  # noqa: BLE001 - what the caller asked for, or the binding
+            self.state.attach_again(transaction.detached)
             self._impossible(part, error, opened)
             return
         if not len(batch):
             if self._unsynced:  # it was answered from what these write, and stands or falls with them
-                self._unsynced.append(Unsettled(self._number, part, None))
+                self._unsynced.append(Unsettled(self._number, part, None, transaction.detached))
         else:
             self._number += 1
             batch.put(META_APPLIED, NUMBER.pack(self._number), opened.handles["meta"])
-            self._unsynced.append(Unsettled(self._number, part, transaction.grown))
+            self._unsynced.append(Unsettled(self._number, part, transaction.grown, transaction.detached))
             try:
                 opened.db.write(batch, self._options)
             except Exception as error:  # noqa: BLE001 - the binding knows no other
@@ -435,6 +445,7 @@ class RocksWriter:
         doubtful, self._doubtful = self._doubtful, []
         for unsettled in doubtful:
             if unsettled.number > applied:
+                self.state.attach_again(unsettled.detached)
                 for call in unsettled.calls:
                     call.error = StoreFullError(str(self.trouble))
                 self._post(unsettled.calls, {})

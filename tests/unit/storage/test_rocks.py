@@ -29,11 +29,13 @@ from motorcade.storage.ports import (
     Durability,
     Entry,
     FeedEnd,
+    Fence,
     MailboxInfo,
     StoreDamagedError,
     StoreError,
     StoreFullError,
     StreamRecord,
+    Written,
 )
 from motorcade.storage.rocks import RocksStore
 from motorcade.storage.transaction import state
@@ -153,6 +155,28 @@ async def test_the_fast_level_never_syncs(tmp_path: Path, monkeypatch: pytest.Mo
     await store.close()
 
 
+class SecondBreaks:
+    """A database whose second write fails."""
+
+    def __init__(self, db: Rdict) -> None:
+        self._db = db
+        self.writes = 0
+        self.synced: list[bool] = []
+
+    def write(self, *given: object) -> None:
+        self.writes += 1
+        if self.writes == 2:
+            raise OSError("Input/output error")
+        self._db.write(*given)  # type: ignore[arg-type]
+
+    def flush_wal(self, sync: bool) -> None:
+        self.synced.append(sync)
+        self._db.flush_wal(sync)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._db, name)
+
+
 async def test_of_a_group_that_failed_each_write_is_stored_or_refused(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,36 +185,55 @@ async def test_of_a_group_that_failed_each_write_is_stored_or_refused(
     monkeypatch.setattr(writer, "MERGE_ROWS", 1)
     opened = store._writer._tables
     assert opened is not None
-    db, writes, synced = opened.db, 0, []
-
-    class Breaking:
-        def write(self, *given: object) -> None:
-            nonlocal writes
-            writes += 1
-            if writes == 2:
-                raise OSError("Input/output error")
-            db.write(*given)  # type: ignore[arg-type]
-
-        def flush_wal(self, sync: bool) -> None:
-            synced.append(sync)
-            db.flush_wal(sync)
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(db, name)
-
+    breaking = SecondBreaks(opened.db)
     told: list[tuple[str, int]] = []
     store.streams.watch(lambda stream, last: told.append((stream, last)))
     with monkeypatch.context() as patch:
-        patch.setattr(opened, "db", Breaking())
+        patch.setattr(opened, "db", breaking)
         calls = [store.streams.append("a", [b"1"], NOW), store.streams.append("b", [b"1"], NOW)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert 2 == writes and not synced
+    assert 2 == breaking.writes and not breaking.synced
     assert [1] == answers[0]
     assert isinstance(answers[1], StoreFullError) and answers[1].certain
     assert [("a", 1)] == told
     await until(lambda: not store._writer.full)
     assert [2] == await store.streams.append("a", [b"2"], NOW)
     assert [1] == await store.streams.append("b", [b"2"], NOW), "what was refused is not there"
+
+
+def giving_up(fence: Fence) -> Batch:
+    """A last decision."""
+    batch = Batch()
+    batch.put("session", fence.home, b"asleep")
+    batch.detach(fence)
+    return batch
+
+
+async def test_a_home_is_given_up_only_if_the_last_decision_is_stored(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that give up their homes the second write fails; of three in one transaction one is impossible."""
+    monkeypatch.setattr(writer, "LOOK_EVERY", 0.01)
+    fences = [(await store.coordination.attach(name, "node-a")).fence for name in "abcd"]
+    opened = store._writer._tables
+    assert opened is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "MERGE_ROWS", 1)
+        patch.setattr(opened, "db", SecondBreaks(opened.db))
+        outcomes = await asyncio.gather(
+            *(store.write(giving_up(fence)) for fence in fences[:2]), return_exceptions=True
+        )
+    assert [Written, StoreFullError] == list(map(type, outcomes))
+    await until(lambda: not store._writer.full)
+    impossible = Batch()
+    impossible.put("bad\0name", "key", b"")
+    together = [giving_up(fences[2]), impossible, giving_up(fences[3])]
+    outcomes = await asyncio.gather(*map(store.write, together), return_exceptions=True)
+    assert [Written, ValueError, Written] == list(map(type, outcomes))
+    assert ["b"] == [home async for home in store.coordination.attached("node-a", 0)]
+    assert await store.records.get("session", "b", NOW) is None
+    await store.write(giving_up(fences[1]))
+    assert b"asleep" == await store.records.get("session", "b", NOW)
 
 
 def break_sync(store: RocksStore, patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from motorcade.storage.ports import Batch, Bound, Draft, Durability, StoreConflictError, StoreError
-from motorcade.storage.redis import RedisStore
+from motorcade.storage.redis import Plan, RedisStore
 from tests.contracts.engines import patient
 from tests.support.redis import RedisCluster, RedisServer
 
@@ -93,6 +93,26 @@ async def test_on_a_cluster_the_cell_of_the_condition_goes_first(cluster: RedisC
     assert (b"1", b"newer") == (await store.records.get("c", first, NOW), await store.records.get("c", second, NOW))
     assert 1 == (await store.mailboxes.info(other)).entries
     assert [] == await store.check()
+    await a_home_is_given_up_at_the_end(store, [first, second, third, other])
     await store.close()
     with pytest.raises(StoreError, match="closed"):
         await store.write(both)
+
+
+async def a_home_is_given_up_at_the_end(store: RedisStore, homes: list[str]) -> None:
+    """In a call of its own if the batch has more to do elsewhere, else together with all the rest."""
+    for many in (True, False):
+        fence = (await store.coordination.attach(homes[0], "node-a")).fence
+        batch = Batch()
+        batch.detach(fence)
+        batch.append(homes if many else homes[:1], Draft(b"2", b"p" * 1000 if many else b""), NOW)
+        batch.put("c", homes[0], b"last")
+        plan = Plan(store.core)
+        plan.add(batch)
+        stages, _ = plan._stages([])
+        words = [[operation.words[0] for operation in stage.operations] for stage in stages]
+        assert (
+            [["append", "put"], ["append"] * 3, ["detach"]] == words if many else [["append", "put", "detach"]] == words
+        )
+        await store.write(batch)
+        assert not await store.coordination.detach(fence)

@@ -1,12 +1,13 @@
--- open: attach a home as attach does, and tell its records.
+-- open: attach a home as attach does, and tell its records. try_open: the same, unless another member has it.
 --
 --   2 cell   3 home   4 member   5 token of the fence   6 owner whose mailbox is looked at   7 collections, each with the
---   key of the one record that a home has there (empty: those of the index)   8 most records
+--   key of the one record that a home has there (empty: those of the index)   8 most records   9 try_open: member that
+--   may be displaced (empty: none)
 --
 --   keys    a e:owner i:home R:collection
 --   answer  what attach answers; and of each collection key and value of its records, the value as it is stored, but in
 --           UTF-8 as if it were Latin-1; or false if there are more records than so many: the caller reads them bit by
---           bit, since only it decides about them now
+--           bit, since only it decides about them now. try_open: the member that has the home, if it stays there
 
 local utf8 = setmetatable({}, {
     __index = function(known, letter)
@@ -42,4 +43,15 @@ operations.open = function(op)
         found[number] = rows
     end
     return { attached, found }
+end
+
+operations.try_open = function(op)
+    local stored = call('HGET', base(op[2]) .. 'a', op[3])
+    if stored then
+        local _, member = attachment(stored)
+        if member ~= op[4] and member ~= op[9] then
+            return member
+        end
+    end
+    return operations.open(op)
 end

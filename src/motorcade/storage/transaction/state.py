@@ -155,6 +155,11 @@ class WriterState:
         self.entries, self.blob_count, self.blob_bytes, self.records, self.shared, self.floor = totals
         self.feed = feed_end(opened).number
 
+    def attach_again(self, detached: dict[str, tuple[str, Fence]] | None) -> None:
+        """Take back what a transaction has detached that was not written."""
+        if detached:
+            self.attached.update(detached)
+
     def totals(self) -> bytes:
         return tables.TOTALS.pack(self.entries, self.blob_count, self.blob_bytes, self.records, self.shared, self.floor)
 

@@ -15,6 +15,7 @@ from motorcade.storage.homes import home_of_owner, records_of
 from motorcade.storage.ports import (
     FEED_KEPT,
     Attached,
+    Elsewhere,
     Expect,
     Fence,
     Lease,
@@ -48,6 +49,7 @@ class Transaction:
         self.mailboxes = MailboxChanges(batch, self.payloads)
         self._streams: dict[str, StreamHead] = {}  #: to be written
         self.grown: dict[str, int] | None = None  #: streams that were appended to: their last offset
+        self.detached: dict[str, tuple[str, Fence]] | None = None  #: homes given up: as they were attached
         self._delta_write: DeltaWrite | None = None
         self._size_bytes = 0  #: of all that is written
         self.swept = 0
@@ -207,10 +209,24 @@ class Transaction:
         ]
         return Opened(self.attach(owner, member), found)
 
+    def try_open(
+        self, owner: str, member: str, collections: Sequence[str], now: float, displace: str
+    ) -> Opened | Elsewhere:
+        """Open a home unless another member than these two has it."""
+        holder = self._state.attached.get(home_of_owner(owner), ("", None))[0]
+        if holder not in ("", member, displace):
+            return Elsewhere(holder)
+        return self.open(owner, member, collections, now)
+
     def detach(self, fence: Fence) -> bool:
-        if self._state.attached.get(fence.home, ("", None))[1] != fence:
+        """Give a home up."""
+        attached = self._state.attached.get(fence.home)
+        if attached is None or attached[1] != fence:
             return False
         del self._state.attached[fence.home]
+        if self.detached is None:
+            self.detached = {}
+        self.detached[fence.home] = attached
         return True
 
     def check(self, conditions: Sequence[Expect | Fence]) -> None:

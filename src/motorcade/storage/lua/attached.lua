@@ -1,0 +1,14 @@
+-- attached: the homes of a cell that a member has attached, page by page. Writes nothing.
+--
+--   KEYS    a
+--   ARGV    member, cursor, homes to look at
+--   answer  next cursor ('0': that was all), homes; one may come twice
+
+local page = redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', ARGV[3])
+local found, rows = {}, page[2]
+for index = 1, #rows, 2 do
+    if rows[index + 1]:match('^%d+:%x*:(.*)$') == ARGV[1] then
+        found[#found + 1] = rows[index]
+    end
+end
+return { page[1], found }
