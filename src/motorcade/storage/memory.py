@@ -53,6 +53,7 @@ from motorcade.storage.ports import (
     Expect,
     FeedEnd,
     FeedPage,
+    FeedTail,
     Fence,
     Lease,
     MailboxInfo,
@@ -77,6 +78,7 @@ from motorcade.storage.ports import (
     check_mark,
     weigh,
 )
+from motorcade.storage.tails import Tails
 from motorcade.storage.wakeups import WakeUps, Watchers
 
 #: The cursor of a sweep that is not done. The heap knows where to go on, so it says no more than that.
@@ -695,6 +697,7 @@ class MemoryFeeds:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._notes: deque[Note] = deque(maxlen=FEED_KEPT)
+        self.tails = Tails()
 
     def feed_of(self, home: str) -> int:  # noqa: ARG002 - there is but one
         return 0
@@ -714,10 +717,15 @@ class MemoryFeeds:
             return FeedPage([], gap=True)
         return FeedPage(list(islice(self._notes, start, start + max(limit, 0))))
 
+    def follow(self, after: Sequence[FeedEnd]) -> FeedTail:
+        self._gate.read()
+        return self.tails.follow(self, after)
+
     def apply_note(self, data: bytes) -> int:
         """Add a note; its number."""
         number = self._notes[-1].number + 1 if self._notes else 1
         self._notes.append(Note(number, secrets.token_bytes(8), data))
+        self.tails.ring()
         return number
 
 
@@ -867,7 +875,8 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._answer()
-        self.gate.is_open = False  # for callers that still hold a port
+        self.gate.is_open = False  # for whoever still holds a port
+        self.feeds.tails.ring()
         self._fresh()
 
     def write(self, batch: Batch) -> Commit[Written]:

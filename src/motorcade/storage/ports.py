@@ -412,6 +412,31 @@ class FeedPage(Struct, frozen=True, gc=False):
     gap: bool = False
 
 
+class FeedTail(Protocol):
+    """A reader of all feeds that waits for what comes."""
+
+    @property
+    def ends(self) -> Sequence[FeedEnd]:
+        """Return how far what `next` has returned goes, of each feed."""
+
+    async def next(self) -> tuple[int, FeedPage]:
+        """Return the next part of any feed, and its number, when there is one; for one caller at a time.
+
+        After a gap nothing more comes of that feed until `reset`. An engine that several nodes share finds out about a
+        gap when the next note comes, and else within seconds. If a server is away, it waits. `StoreError` if it, or
+        the store, was closed.
+        """
+
+    def reset(self, feed: int, end: FeedEnd) -> None:
+        """Go on after that note; what was read of this feed before is left out."""
+
+    def look(self, feed: int) -> None:
+        """Look at a feed at once, since the caller has heard of a note there."""
+
+    def close(self) -> None:
+        """Wait no longer."""
+
+
 class Feeds(Protocol):
     """The feeds of changes, one per cell; a note is written together with what it tells of (`Batch.note`)."""
 
@@ -423,6 +448,12 @@ class Feeds(Protocol):
 
     async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:
         """Return up to `limit` notes after that one, oldest first. Fewer, and no gap: there are no more."""
+
+    def follow(self, after: Sequence[FeedEnd]) -> FeedTail:
+        """Read all feeds from these ends on, as `read` does, and wait for what comes; `ValueError` if one is missing.
+
+        It has tasks and perhaps connections of its own: whoever has it closes it.
+        """
 
 
 # -- coordination

@@ -61,6 +61,7 @@ from motorcade.storage.ports import (
     Expect,
     FeedEnd,
     FeedPage,
+    FeedTail,
     Fence,
     Lease,
     MailboxInfo,
@@ -88,6 +89,7 @@ from motorcade.storage.ports import (
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
 from motorcade.storage.redis_scripts import ALL, ATTACHED, EXTENT, FIND, HOME, INFO, READ
+from motorcade.storage.redis_tail import RedisTail
 from motorcade.storage.redis_writer import JobStage, Operation, RedisWriter
 from motorcade.storage.wakeups import MAX_WAKE_UPS, Watchers
 
@@ -912,6 +914,9 @@ class RedisFeeds(Port):
             return FeedPage(notes[1:]) if known else FeedPage([], gap=True)
         return FeedPage(notes[:limit]) if not notes or notes[0].number == 1 else FeedPage([], gap=True)
 
+    def follow(self, after: Sequence[FeedEnd]) -> FeedTail:
+        return RedisTail(self._core, self, after, self._store.tails)
+
 
 def _note(row: Any) -> Note:
     id_, fields = row
@@ -1097,6 +1102,7 @@ class RedisStore:
         self._only_read = only_read
         self._open: Core | None = None
         self.listeners: set[asyncio.Task[None]] = set()
+        self.tails: set[RedisTail] = set()
         self.watchers = Watchers()  #: of streams
         self.backlog = Backlog()
         self.mailboxes = RedisMailboxes(self)
@@ -1140,6 +1146,8 @@ class RedisStore:
             return
         for task in list(self.listeners):
             task.cancel()
+        for tail in list(self.tails):
+            tail.close("the store is closed")
         await core.writer.close()
         await redis_members.leave(core)
         await core.servers.close()

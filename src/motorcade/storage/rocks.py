@@ -56,6 +56,7 @@ from motorcade.storage.ports import (
     Entry,
     FeedEnd,
     FeedPage,
+    FeedTail,
     Fence,
     Formed,
     Lease,
@@ -79,6 +80,7 @@ from motorcade.storage.ports import (
     check_mark,
 )
 from motorcade.storage.tables import after_prefix
+from motorcade.storage.tails import Tails
 from motorcade.storage.transaction import (
     MAX_HEADS,
     MAX_SEEN_ROWS,
@@ -648,6 +650,7 @@ class RocksFeeds:
 
     def __init__(self, reader: TableReader) -> None:
         self._reader = reader
+        self.tails = Tails()
 
     def feed_of(self, home: str) -> int:  # noqa: ARG002 - there is but one
         return 0
@@ -658,6 +661,11 @@ class RocksFeeds:
     async def read(self, feed: int, after: FeedEnd, limit: int) -> FeedPage:  # noqa: ARG002 - there is but one
         look = self._reader.now if limit <= DIRECT_ROWS else self._reader.beside
         return await look(partial(_deltas, after, limit))
+
+    def follow(self, after: Sequence[FeedEnd]) -> FeedTail:
+        if not self._reader.is_open:
+            raise StoreError("the store is closed")
+        return self.tails.follow(self, after)
 
 
 def _deltas(after: FeedEnd, limit: int, opened: RocksTables) -> FeedPage:
@@ -880,6 +888,7 @@ class RocksStore:
         if not self._reader.is_open:
             return
         self._reader.close()
+        self.feeds.tails.ring()
         await self._writer.close()
         sys.setswitchinterval(self._switch_interval)
 
@@ -888,7 +897,10 @@ class RocksStore:
             rows, size, durable = _weight(batch)
         except TypeError as error:  # of a caller that gives no bytes
             return Commit.failed(error)
-        return self._writer.write(partial(_apply, batch), rows, size, durable=durable, grows=batch.grows)
+        commit = self._writer.write(partial(_apply, batch), rows, size, durable=durable, grows=batch.grows)
+        if self.feeds.tails and any(isinstance(step, AddNote) for step in batch.steps):
+            commit.then(self.feeds.tails.ring)
+        return commit
 
     @property
     def backlog(self) -> Backlog:

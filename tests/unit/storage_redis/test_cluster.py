@@ -8,6 +8,7 @@ import pytest
 
 from motorcade.storage.ports import Batch, Draft, Fence, StoreFencedError
 from tests.chaos.masters import NOW, Load, master_of, opened, replica_of
+from tests.contracts.test_tails import HOMES, Reader, note
 from tests.support.redis import RedisCluster, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,3 +119,24 @@ async def test_wake_ups_find_their_way_after_a_failover(cluster: RedisCluster) -
             replica_of(cluster, server).command("CLUSTER", "FAILOVER")
         await notified(b"after a change of roles")
         listening.cancel()
+
+
+async def test_readers_of_feeds_find_their_way_after_a_failover(cluster: RedisCluster) -> None:
+    """Each feed has its own way: nothing is missed and nothing comes twice."""
+    async with opened(cluster) as here, opened(cluster) as there:
+        reader = Reader(here.feeds.follow(await here.feeds.ends()))
+        count = 0
+        for name in ("before", "meanwhile", "after"):
+            if name == "meanwhile":
+                for server in cluster.masters():
+                    replica_of(cluster, server).command("CLUSTER", "FAILOVER")
+            for home in HOMES:
+                await note(there, home, name.encode())
+                count += 1
+            await reader.until(count)
+        found = {feed: [data for _, data in notes] for feed, notes in reader.found.items()}
+        per_feed = {feed: [home for home in HOMES if here.feeds.feed_of(home) == feed] for feed in found}
+        for feed, homes in per_feed.items():
+            assert [name for name in (b"before", b"meanwhile", b"after") for _ in homes] == found[feed]
+        assert [] == reader.gaps
+        reader.tail.close()
