@@ -8,8 +8,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from motorcade.storage.ports import Appended, Batch, Draft, Lease, Store
-from tests.contracts.engines import HOUR, NOW, ODD_NAMES, append, eventually, local_clock, odd_id
+import pytest
+
+from motorcade.storage.ports import Appended, Batch, Draft, Lease, Store, StoreFencedError
+from tests.contracts.engines import (
+    HOUR,
+    NOW,
+    ODD_NAMES,
+    Engine,
+    append,
+    eventually,
+    local_clock,
+    odd_id,
+    persistent,
+)
 
 # -- attach and detach (the model has more of it)
 
@@ -102,6 +114,81 @@ async def test_attaches_at_once_form_a_chain(store: Store, other: Store) -> None
     in_order = sorted(range(30), key=numbers.__getitem__)
     assert ["", *(f"node-{number}" for number in in_order[:-1])] == [answers[number].previous for number in in_order]
     assert f"node-{in_order[-1]}" == (await append(store, "v1", Draft(b"body"))).attached
+
+
+# -- homes that are due
+
+
+async def due(store: Store, now: float, limit: int = 10_000) -> list[tuple[str, float]]:
+    """The homes that are due in all feeds, each in its own."""
+    found = []
+    for feed in range(len(await store.feeds.ends())):
+        homes = await store.coordination.due(feed, now, limit)
+        assert all(feed == store.feeds.feed_of(home) for home, _ in homes)
+        assert sorted(at for _, at in homes) == [at for _, at in homes], "the oldest first"
+        found += homes
+    return sorted(found)
+
+
+async def test_a_home_is_due_when_its_time_has_come(store: Store, other: Store) -> None:
+    """It has one time, which the last one to write has set; it stays due until it gets another one."""
+    batch = Batch()
+    for number in range(300):
+        batch.due(f"client:v{number}", NOW + number / 10)
+    batch.due("client:never", 0.0)
+    await store.write(batch)
+    assert [("client:v0", NOW)] == await due(other, NOW)
+    wanted = sorted((f"client:v{number}", NOW + number / 10) for number in range(300))
+    assert wanted == await due(other, NOW + 29.9) == await due(store, NOW + HOUR)
+    some = await due(store, NOW + HOUR, 1)
+    assert len(some) == len({store.feeds.feed_of(home) for home, _ in wanted})
+    assert ("client:v0", NOW) in some
+    assert [] == await due(store, NOW + HOUR, 0)
+    later, gone = Batch(), Batch()
+    later.due("client:v0", NOW + HOUR)
+    gone.due("client:v1", 0.0)
+    await other.write(later)
+    await other.write(gone)
+    assert wanted[:0] == await due(store, NOW + 0.1)
+    assert ("client:v0", NOW + HOUR) in await due(store, NOW + HOUR)
+    with pytest.raises(ValueError, match="feed"):
+        await store.coordination.due(-1, NOW, 1)
+    assert 299 == (await store.figures()).records
+    assert [] == await store.check()
+
+
+async def test_a_late_member_does_not_set_the_time_of_a_home(store: Store, other: Store) -> None:
+    """It is a decision like every other that is written with a fence."""
+    old = await store.coordination.attach("session:v", "node-a")
+    late = Batch()
+    late.due("client:v", NOW)
+    late.spare("session:v", 7)
+    late.detach(old.fence)
+    new = await other.coordination.attach("session:v", "node-b")
+    asleep = Batch()
+    asleep.due("client:v", NOW + 60)
+    asleep.detach(new.fence)
+    await other.write(asleep)
+    with pytest.raises(StoreFencedError):
+        await store.write(late)
+    assert [("client:v", NOW + 60)] == await due(store, NOW + 60)
+
+
+@persistent
+async def test_times_survive_closing_and_opening(engine: Engine) -> None:
+    store = engine.make()
+    await store.open()
+    batch = Batch()
+    batch.due("client:v", NOW + 0.123)
+    await store.write(batch)
+    await store.close()
+    store = engine.make()
+    await store.open()
+    assert [("client:v", NOW + 0.123)] == await due(store, NOW + 1)
+    await store.close()
+
+
+# -- the clock
 
 
 async def test_the_clock_of_a_store_is_one_for_all_who_share_it(store: Store, other: Store) -> None:

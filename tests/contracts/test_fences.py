@@ -14,6 +14,7 @@ from motorcade.storage.ports import (
     FEED_KEPT,
     Appended,
     Batch,
+    Bound,
     Draft,
     Elsewhere,
     FeedEnd,
@@ -276,6 +277,66 @@ async def test_a_home_is_not_given_up_by_a_member_that_has_lost_it(store: Store,
     await other.write(given)
     assert not await other.coordination.detach(mine)
     assert {} == await scan(store, "session")
+
+
+# -- entries that are taken
+
+
+async def test_an_entry_is_taken_once(store: Store, other: Store) -> None:
+    """Whoever takes it writes what belongs to that; who comes late changes nothing, and can tell."""
+    first, second = await fill(store, MAILBOX, b"1", b"2")
+
+    def taking(position: int, end: bytes) -> Batch:
+        batch = Batch()
+        batch.append(["fanout-done:vin"], Draft(end), NOW)
+        batch.take(MAILBOX, position)
+        batch.stream("receipts", [end], NOW)
+        batch.put("c", "k", end)
+        return batch
+
+    commits = [store.write(taking(first, b"a")), store.write(taking(first, b"b")), other.write(taking(first, b"c"))]
+    outcomes = await asyncio.gather(*commits, return_exceptions=True)
+    (done,) = [number for number, outcome in enumerate(outcomes) if not isinstance(outcome, Exception)]
+    assert 2 == sum(isinstance(outcome, StoreConflictError) and outcome.certain for outcome in outcomes)
+    end = b"abc"[done : done + 1]
+    found = [record.value for record in await store.streams.read("receipts", 0, 9)]
+    assert [[end], [end], [b"2"]] == [found, await bodies(store, "fanout-done:vin"), await bodies(store, MAILBOX)]
+    assert {"k": end} == await scan(store, "c")
+    late = taking(second, b"late")
+    await other.mailboxes.acknowledge(MAILBOX, [second])
+    for batch in (late, taking(7, b"never given"), taking(0, b"none"), taking(-1, b"none")):
+        with pytest.raises(StoreConflictError):
+            await store.write(batch)
+    assert [end] == await bodies(store, "fanout-done:vin")
+    assert [] == await store.check()
+
+
+async def test_what_is_taken_goes_before_what_the_batch_brings(store: Store) -> None:
+    """Whatever the order of the calls: it need not be pushed out, and a large batch does not leave it to others."""
+    (position,) = await fill(store, MAILBOX, b"old")
+    batch = Batch()
+    for number in range(600):
+        batch.append([MAILBOX if number == 0 else f"v{number}"], Draft(b"new", PAYLOAD), NOW, Bound(entries=1))
+    batch.take(MAILBOX, position)
+    batch.take(MAILBOX, position)
+    appended = (await store.write(batch)).appended
+    assert ((), 600) == (appended[0].dropped, len(appended))
+    assert [b"new"] == await bodies(store, MAILBOX)
+    assert [] == await store.check()
+
+
+async def test_a_taken_entry_may_have_expired(store: Store) -> None:
+    """Until it is swept: the one who takes it knows what it does."""
+    answer = await append(store, MAILBOX, Draft(b"1", PAYLOAD, b"key", NOW - 1))
+    batch = Batch()
+    batch.take(MAILBOX, answer.position)
+    batch.fence((await store.coordination.attach(MAILBOX, "node-a")).fence)
+    await store.write(batch)
+    assert 0 == (await store.mailboxes.info(MAILBOX)).entries
+    assert 0 == (await append(store, MAILBOX, Draft(b"2", key=b"key"))).replaced
+    await sweep(store, NOW + 3 * HOUR)
+    assert (0, 0) == await store.blobs.count()
+    assert [] == await store.check()
 
 
 # -- positions and generations

@@ -7,19 +7,22 @@ import itertools
 import random
 
 import pytest
+from msgspec.structs import replace
 
-from motorcade.storage.ports import Appended, Batch, Bound, Draft, MailboxInfo, Store
+from motorcade.storage.ports import SPARE_ALL, Appended, Batch, Bound, Draft, MailboxInfo, Store
 from tests.contracts.engines import (
     HOUR,
     NOW,
     ODD_NAMES,
     PAYLOAD,
+    Engine,
     append,
     bodies,
     entries,
     fill,
     odd_id,
     owners,
+    persistent,
     positions,
     sweep,
 )
@@ -172,6 +175,117 @@ async def test_a_large_mailbox_is_forgotten_with_its_tokens(store: Store) -> Non
     assert [(position, False) for position in range(702, 709)] == [(each.position, each.repeated) for each in again]
     assert Appended("v1", 709) == await append(store, "v1", Draft(b"later", token=b"later"), NOW + HOUR)
     assert [] == await store.check()
+
+
+# -- mailboxes of those who are away
+
+
+async def sparing(store: Store, owner: str, position: int) -> None:
+    batch = Batch()
+    batch.spare(owner, position)
+    await store.write(batch)
+
+
+async def test_a_mailbox_remembers_what_is_in_flight(store: Store, other: Store) -> None:
+    """Whoever appends does not push it out; what the appender knows counts if it protects more."""
+    bound = Bound(entries=4)
+    await sparing(store, "v", SPARE_ALL)  # there is no such mailbox yet
+    await fill(store, "v", b"1", b"2", b"3", b"4")
+    assert (1,) == (await append(store, "v", Draft(b"5"), bound=bound)).dropped
+    await sparing(store, "v", 3)
+    await fill(other, "v", b"6", b"7")  # without a bound, which changes nothing about what is remembered
+    assert (4, 5, 6) == (await append(other, "v", Draft(b"8"), bound=bound)).dropped
+    assert (7,) == (await append(other, "v", Draft(b"9"), bound=bound, spared=2)).dropped
+    answer = await append(other, "v", Draft(b"pushed out itself"), bound=bound, spared=9)
+    assert (0, ()) == (answer.position, answer.dropped)
+    assert [b"2", b"3", b"8", b"9"] == await bodies(store, "v")
+    await sparing(other, "v", SPARE_ALL)
+    for spared in (0, 3, SPARE_ALL):
+        answer = await append(store, "v", Draft(b"over"), bound=bound, spared=spared)
+        assert (True, ()) == (answer.over, answer.dropped)
+    assert 0 == (await append(store, "v", Draft(b"", droppable=True), bound=bound)).position
+    answers = await store.mailboxes.append(["v", "w"], Draft(b"both"), NOW, bound)
+    assert [True, False] == [answer.over for answer in answers]
+    await sparing(store, "v", 0)
+    assert 5 == len((await append(store, "v", Draft(b"last"), bound=bound)).dropped)
+    assert [b"over", b"over", b"both", b"last"] == (await bodies(store, "v"))
+    with pytest.raises(ValueError, match="spared"):
+        Batch().spare("v", -2)
+    assert [] == await store.check()
+
+
+async def test_what_a_mailbox_spares_is_forgotten_with_it(store: Store) -> None:
+    for _ in range(2):
+        await fill(store, "v", b"1", b"2")
+        assert 1 == len((await append(store, "v", Draft(b"3"), bound=Bound(entries=2))).dropped)
+        await sparing(store, "v", SPARE_ALL)
+        await store.mailboxes.clear("v")
+        await fill(store, "v", b"1", b"2")
+        assert (await append(store, "v", Draft(b"3"), bound=Bound(entries=2))).over, "it is the same mailbox"
+        await store.mailboxes.forget("v")
+
+
+@persistent
+async def test_what_a_mailbox_spares_survives_closing_and_opening(engine: Engine) -> None:
+    for position, dropped in ((SPARE_ALL, ()), (2, (3,)), (0, (1,))):
+        engine.empty()
+        store = engine.make()
+        await store.open()
+        await fill(store, "v", b"1", b"2", b"3")
+        await sparing(store, "v", position)
+        await store.mailboxes.acknowledge("v", [9])
+        await store.close()
+        store = engine.make()
+        await store.open()
+        assert dropped == (await append(store, "v", Draft(b"4"), bound=Bound(entries=3))).dropped
+        assert [] == await store.check()
+        await store.close()
+
+
+async def test_what_is_for_those_who_are_away_is_not_kept_for_others(store: Store, other: Store) -> None:
+    """Who is attached is told of instead; nothing is changed there, not even a token is remembered."""
+    fence = (await store.coordination.attach("session:here", "node-a")).fence
+    new = await store.mailboxes.make("session:here")
+    away = Draft(b"", PAYLOAD, droppable=True, away=True)
+    names = ["session:away", "session:here", "session:gone", "session:here", "session:away"]
+    generations = [0, new, 7, new + 1, 0]
+    for draft in (away, replace(away, token=b"token", key=b"key", expires_at=NOW + 60)):
+        answers = await other.mailboxes.append(names, draft, NOW, Bound(entries=9), generations=generations)
+        assert ["", "node-a", "", "node-a", ""] == [answer.attached for answer in answers]
+        assert [False, False, True, True, False] == [answer.gone for answer in answers]
+        assert [True, False, False, False, True] == [answer.position > 0 for answer in answers]
+        assert answers[1] == Appended("session:here", 0, attached="node-a")
+    assert 0 == (await store.mailboxes.info("session:here")).entries
+    for draft in (away, replace(away, token=b"token")):
+        assert 0 == (await append(other, "fanout:here", draft)).position, "the same home"
+        batch = Batch()
+        batch.append(["session:here"], draft, NOW)
+        assert 0 == (await other.write(batch)).appended[0].position
+    assert 0 == (await store.mailboxes.info("fanout:here")).generation, "it was not even made"
+    assert await store.coordination.detach(fence)
+    answer = await append(other, "session:here", replace(away, token=b"token"))
+    assert (True, False) == (answer.position > 0, answer.repeated)
+    for name in (*names, "fanout:here"):
+        await store.mailboxes.clear(name)
+    await sweep(store, NOW + 3 * HOUR)
+    assert (0, 0) == await store.blobs.count()
+    assert [] == await store.check()
+
+
+async def test_who_comes_while_it_is_appended_gets_it_or_is_told_of(store: Store, other: Store) -> None:
+    """Of an attach and an append for those who are away, one sees the other."""
+    dice = random.Random(3)
+
+    async def attach(owner: str) -> bool:
+        for _ in range(dice.randrange(4)):
+            await asyncio.sleep(0)
+        return (await store.coordination.attach(owner, "node-a")).pending
+
+    async def race(owner: str) -> None:
+        pending, answer = await asyncio.gather(attach(owner), append(other, owner, Draft(b"", away=True)))
+        assert pending == (answer.position > 0) == (answer.attached == "")
+
+    await asyncio.gather(*(race(f"v{number}") for number in range(200)))
 
 
 # -- many at once

@@ -49,6 +49,7 @@ from motorcade.storage.ports import (
     StreamInfo,
     StreamRecord,
     Written,
+    spared_by,
 )
 from tests.contracts.engines import (
     DAY,
@@ -87,6 +88,7 @@ DRAFTS = st.builds(
     expires_at=ENDS,
     droppable=st.booleans(),
     token=st.sampled_from([b"", b"", b"t1", b"t2"]),
+    away=st.sampled_from([False, False, False, True]),
 )
 SPARED = st.sampled_from([0, 0, 0, SPARE_ALL, 1, 3, 5, 8, 12])
 POSITIONS = st.integers(-1, 30)
@@ -113,9 +115,13 @@ STEPS = st.one_of(
     st.tuples(st.just("stream"), STREAMS, RECORDS, st.sampled_from([0.0, 0.0, 5.0])),
     st.tuples(st.just("make"), OWNERS),
     st.tuples(st.just("note"), HOMES, st.binary(max_size=4)),
+    st.tuples(st.just("spare"), OWNERS, SPARED),
+    st.tuples(st.just("due"), HOMES, ENDS),
 )
 CONDITIONS = st.one_of(
     st.tuples(st.just("fence"), st.integers(0, 3)),  # how many attaches ago it was given
+    st.tuples(st.just("detach"), st.integers(0, 3)),
+    st.tuples(st.just("take"), OWNERS, st.integers(0, 3)),  # which of the entries, if there are so many
     st.tuples(st.just("expect"), COLLECTIONS, KEYS, st.none() | VALUES),
     st.tuples(st.just("expect"), COLLECTIONS, KEYS, st.just("what is there")),
 )
@@ -131,6 +137,7 @@ class ModelBox:
     floor: int = 0  #: of positions and generations before it was forgotten
     made: bool = False
     generation: int = 0  #: as the engine has told it
+    spare: int = 0
 
     def size_bytes(self) -> int:
         return sum(len(entry.body) + len(entry.payload) for entry, _ in self.entries)
@@ -149,6 +156,9 @@ class ModelBox:
         self, owner: str, draft: Draft, now: float, bound: Bound, position: int, spared: int, node: str
     ) -> Appended:
         """What the answer has to be; `position` is the one to use if the entry stays, `node` where the owner is."""
+        if draft.away and node:
+            return Appended(owner, 0, attached=node)
+        spared = spared_by(spared, self.spare)
         first, known = self.tokens.get(draft.token, (now - HOUR, 0)) if draft.token else (now - HOUR, 0)
         if now < first + HOUR:
             return Appended(owner, known, repeated=True, attached=node)
@@ -165,6 +175,7 @@ class ModelBox:
             self.entries = before
             return Appended(owner, 0, attached=node, refused=True)
         if position:
+            self.made = True
             while self.too_large(bound):
                 victims = [old.position for old, droppable in self.entries if droppable]
                 victims += [old.position for old, _ in self.entries if old.position > spared != SPARE_ALL]
@@ -242,6 +253,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.boxes: dict[str, ModelBox] = {}
         self.attached: dict[str, tuple[str, Fence]] = {}  #: by home
         self.fences: list[Fence] = []  #: all that were given, the last one first
+        self.dues: dict[str, float] = {}  #: by home
         self.notes: dict[int, list[tuple[int, bytes]]] = {}  #: of each feed, that were not read, with their numbers
         self.read_up_to: dict[int, FeedEnd] = {}
         self.records: dict[tuple[str, str], tuple[bytes, float]] = {}
@@ -304,6 +316,14 @@ class StoreMachine(RuleBasedStateMachine):
                     fence = self.fences[ago]
                     batch.fence(fence)
                     holds = holds and self.attached.get(fence.home, ("", None))[1] == fence
+                case ("detach", ago) if ago < len(self.fences):
+                    fence = self.fences[ago]
+                    batch.detach(fence)
+                    holds = holds and self.attached.get(fence.home, ("", None))[1] == fence
+                case ("take", owner, index):
+                    there_are = [entry.position for entry, _ in self.box(owner).entries]
+                    batch.take(owner, there_are[index] if index < len(there_are) else self.box(owner).last + 1)
+                    holds = holds and index < len(there_are)
                 case ("expect", collection, key, value):
                     there = self.readable(collection).get(key)
                     value = there if value == "what is there" else value
@@ -325,6 +345,10 @@ class StoreMachine(RuleBasedStateMachine):
                     batch.make(owner)
                 case ("note", home, data):
                     batch.note(home, data)
+                case ("spare", owner, position):
+                    batch.spare(owner, position)
+                case ("due", home, seconds):
+                    batch.due(home, self.at(seconds))
                 case ("acknowledge", owner, positions):
                     batch.acknowledge(owner, iter(positions))
                 case ("mark", owner, position, mark):
@@ -340,6 +364,13 @@ class StoreMachine(RuleBasedStateMachine):
                 self.run(self.written(batch))
             return
         written = self.run(self.written(batch))
+        taken = [
+            (self.box(condition[1]), self.box(condition[1]).entries[condition[2]][0].position)
+            for condition in conditions
+            if condition[0] == "take"
+        ]
+        for box, position in taken:
+            box.remove({position})
         for condition in conditions:
             if condition[0] == "expect":
                 self.records[condition[1], condition[2]] = b"expected", 0.0
@@ -355,6 +386,13 @@ class StoreMachine(RuleBasedStateMachine):
                     self.made(owner, next(generations))
                 case ("note", home, data):
                     self.notes.setdefault(self.store.feeds.feed_of(home), []).append((next(numbers), data))
+                case ("spare", owner, position):
+                    if self.box(owner).made:
+                        self.box(owner).spare = position
+                case ("due", home, seconds):
+                    self.dues.pop(home, None)
+                    if seconds:
+                        self.dues[home] = self.at(seconds)
                 case ("acknowledge", owner, positions):
                     self.box(owner).remove(set(positions))
                 case ("mark", owner, position, mark):
@@ -366,6 +404,9 @@ class StoreMachine(RuleBasedStateMachine):
                 case ("stream", name, values, ago):
                     stream = self.streams.setdefault(name, ModelStream())
                     stream.append(values, self.now - ago, list(next(offsets)))  # the invariant compares the rest
+        for condition in conditions:
+            if condition[0] == "detach" and condition[1] < len(self.fences):
+                self.attached.pop(self.fences[condition[1]].home, None)
         assert next(answers, None) is None
         assert next(offsets, None) is None
         assert next(generations, None) is None
@@ -494,6 +535,14 @@ class StoreMachine(RuleBasedStateMachine):
             assert not page.gap and found == wanted
             assert end == self.read_up_to.get(feed, FeedEnd())
 
+    @rule(limit=st.integers(0, 3))
+    def look_due(self, limit: int) -> None:
+        """The oldest first, of each feed."""
+        for feed in range(len(self.run(self.store.feeds.ends()))):
+            times = [(home, at) for home, at in self.dues.items() if self.store.feeds.feed_of(home) == feed]
+            wanted = sorted((at, home) for home, at in times if at <= self.now)[:limit]
+            assert [(home, at) for at, home in wanted] == self.run(self.store.coordination.due(feed, self.now, limit))
+
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0, HOUR]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -506,7 +555,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert sorted(gone) == sorted(pair for step in steps for pair in step.expired)
         self.records = {name: one for name, one in self.records.items() if not one[1] or self.now < one[1]}
         figures = self.run(self.store.figures())
-        wanted = (sum(len(box.entries) for box in self.boxes.values()), len(self.records))
+        wanted = (sum(len(box.entries) for box in self.boxes.values()), len(self.records) + len(self.dues))
         assert wanted == (figures.entries, figures.records)
 
     @precondition(lambda self: self.engine.persistent)
@@ -664,7 +713,10 @@ async def trimmed(store: Store, name: str, now: float, seed: int) -> tuple[objec
 def random_step(dice: Random, boxes: list[str], now: float) -> tuple[str, tuple[Any, ...]]:
     """Mostly appends to mailboxes that are full."""
     owner, end = dice.choice(boxes), dice.choice((0.0, 0.0, now + 5, now + 2 * HOUR, now - 1))
-    match dice.choices(("append", "acknowledge", "mark", "put", "delete", "stream"), (60, 14, 6, 12, 3, 5))[0]:
+    kinds = ("append", "acknowledge", "mark", "put", "delete", "stream", "spare")
+    match dice.choices(kinds, (60, 14, 6, 12, 3, 5, 3))[0]:
+        case "spare":
+            return "spare", (owner, dice.choice((0, SPARE_ALL, dice.randrange(50))))
         case "acknowledge":
             return "acknowledge", (owner, dice.sample(range(50), 5))
         case "mark":

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from motorcade.storage import transfer
 from motorcade.storage.memory import MemoryStore
-from motorcade.storage.ports import Batch, Bound, Draft, MailboxInfo, Store, StoreError
+from motorcade.storage.ports import SPARE_ALL, Batch, Bound, Draft, MailboxInfo, Store, StoreError
 from motorcade.storage.redis import RedisStore
 from motorcade.storage.transfer_memory import MemorySource, MemoryTarget
 from motorcade.storage.transfer_redis import RedisSource, RedisTarget
@@ -39,6 +39,7 @@ from tests.contracts.engines import (
 from tests.support.redis import RedisCluster, RedisServer
 
 ENGINES = ["memory", "rocksdb", "redis", "cluster"]
+YEAR = 365 * 24 * HOUR
 
 
 class Place:
@@ -120,7 +121,7 @@ def contents(file: bytes) -> dict[str, object]:
             case transfer.ExportedMailbox():
                 before = found.get(f"mailbox {frame.owner}", (0, 0, []))
                 entries = before[2] + frame.entries  # type: ignore[index]
-                found[f"mailbox {frame.owner}"] = (frame.last, frame.generation, entries)
+                found[f"mailbox {frame.owner}"] = (frame.last, frame.generation, entries, frame.spare)
             case transfer.ExportedTokens():
                 for token, position, until in frame.tokens:
                     found[f"token {frame.owner} {token!r}"] = (position, round(until, 3))
@@ -162,6 +163,8 @@ steps = st.one_of(
     st.tuples(st.just("blob"), payloads, times),
     st.tuples(st.just("stream"), names, st.lists(bodies, min_size=1, max_size=3), st.sampled_from([NOW, NOW + 1.5])),
     st.tuples(st.just("trim"), names, st.integers(1, 3)),
+    st.tuples(st.just("spare"), names, st.sampled_from([SPARE_ALL, 0, 2])),
+    st.tuples(st.just("due"), names, times),
     st.tuples(st.just("lease"), names),
     st.tuples(st.just("release"), names),
 )
@@ -182,6 +185,14 @@ async def write(store: Store, made: list[tuple]) -> dict[str, int]:
                 await store.mailboxes.mark(owner, position, mark)
             case ("clear", owner):
                 await store.mailboxes.clear(owner)
+            case ("spare", owner, position):
+                batch = Batch()
+                batch.spare(owner, position)
+                await store.write(batch)
+            case ("due", home, at):
+                batch = Batch()
+                batch.due(home, at)
+                await store.write(batch)
             case ("put", collection, key, value, expires_at):
                 await store.records.put(collection, key, value, expires_at)
             case ("blob", data, keep_until):
@@ -209,6 +220,8 @@ async def seen(store: Store) -> dict[str, object]:
             found[f"mailbox {owner}"] = read
     for collection in ("one", "two"):
         found[collection] = await scan(store, collection)
+    feeds = range(len(await store.feeds.ends()))
+    found["due"] = sorted([home for feed in feeds for home in await store.coordination.due(feed, NOW + YEAR, 1000)])
     for stream in await store.streams.names():
         records = await store.streams.read(stream, 0, 1000)
         found[f"stream {stream}"] = (
@@ -346,6 +359,29 @@ async def test_large_mailboxes_and_streams_come_in_parts(place: Place) -> None:
     async with place.store() as store:
         assert expected == await entries(store, "v")
         assert 1203 == (await store.streams.info("s")).records
+        assert [] == await store.check()
+
+
+async def test_what_is_in_flight_and_what_is_due_go_along(place: Place) -> None:
+    """Entries that a client has had are not pushed out; homes come up at their times; both only once more changed."""
+    async with place.store() as store:
+        await fill(store, "v", b"1", b"2", b"3")
+        batch = Batch()
+        batch.spare("v", SPARE_ALL)
+        batch.due("client:v", NOW + 60.125)
+        batch.due("client:w", NOW + 5)
+        await store.write(batch)
+    await moved(place, await place.export())
+    async with place.store() as store:
+        assert (await append(store, "v", Draft(b"4"), bound=Bound(entries=3))).over
+        found = [await store.coordination.due(store.feeds.feed_of(f"client:{name}"), NOW + 61, 9) for name in "vw"]
+        assert ("client:v", NOW + 60.125) in found[0] and ("client:w", NOW + 5) in found[1]
+        assert 2 == (await store.figures()).records
+        batch = Batch()
+        batch.due("client:v", 0)
+        batch.due("client:w", 0)
+        await store.write(batch)
+        assert 0 == (await store.figures()).records
         assert [] == await store.check()
 
 

@@ -33,6 +33,7 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:R:collection      hash    key -> expires_at (8 bytes), value
     P:{N}:i:home            set     collection NUL key: records of a home that are not found by its name (`homes`)
     P:{N}:y                 zset    collection NUL key NUL home (if it is in i:home) -> when the record expires
+    P:{N}:D                 zset    home -> when it is due
     P:{N}:F                 stream  NUMBER-0 -> n: nonce, d: data: the feed of changes
     P:{N}:S:stream          stream  OFFSET-0 -> t: time, v: value
     P:{N}:s:stream          hash    last, time, bytes

@@ -30,6 +30,7 @@ from itertools import islice
 from operator import attrgetter
 
 from motorcade.commit import Commit
+from motorcade.storage.due import DUE, due_homes, due_value
 from motorcade.storage.homes import home_of_owner, records_of
 from motorcade.storage.ports import (
     FEED_KEPT,
@@ -55,6 +56,7 @@ from motorcade.storage.ports import (
     FeedPage,
     FeedTail,
     Fence,
+    Holds,
     Lease,
     MailboxInfo,
     Make,
@@ -63,6 +65,8 @@ from motorcade.storage.ports import (
     Note,
     Opened,
     Put,
+    SetDue,
+    Spare,
     StoreCondition,
     StoreConflictError,
     StoreError,
@@ -72,10 +76,12 @@ from motorcade.storage.ports import (
     StreamInfo,
     StreamRecord,
     Swept,
+    Take,
     Watcher,
     Written,
     check_feed,
     check_mark,
+    spared_by,
     weigh,
 )
 from motorcade.storage.tails import Tails
@@ -267,6 +273,7 @@ class MemoryMailbox:
     last: int = 0
     generation: int = 1
     made: bool = False  #: by `make`
+    spare: int = 0  #: see `ports.Batch.spare`
 
     @property
     def is_there(self) -> bool:
@@ -382,6 +389,12 @@ class MemoryMailboxes:
         box = self.boxes.get(owner)
         return box.info if box is not None and box.is_there else MailboxInfo(0, 0, 0, 0)
 
+    def check_entry(self, condition: Holds) -> None:
+        """Raise `StoreConflictError` unless an entry is there."""
+        box = self.boxes.get(condition.owner)
+        if box is None or condition.position not in box.rows:
+            raise StoreConflictError(f"the mailbox {condition.owner} has no entry {condition.position}")
+
     def check(self, fence: Fence) -> None:
         """Raise `StoreFencedError` unless it is the fence of its home."""
         if fence.home not in self.attached or self.attached[fence.home][1] != fence:
@@ -435,6 +448,11 @@ class MemoryMailboxes:
             self._remove(box, position)
         return len(gone)
 
+    def apply_spare(self, owner: str, position: int) -> None:
+        box = self.boxes.get(owner)
+        if box is not None and box.is_there:
+            box.spare = position
+
     def apply_mark(self, owner: str, position: int, mark: int) -> bool:
         box = self.boxes.get(owner)
         row = box.rows.get(position) if box is not None else None
@@ -446,7 +464,11 @@ class MemoryMailboxes:
         return True
 
     def _append(self, owner: str, draft: Draft, now: float, bound: Bound, spared: int) -> Appended:
-        box, attached = self._made(owner), self._member_of(owner)
+        attached = self._member_of(owner)
+        if draft.away and attached:
+            return Appended(owner, 0, attached=attached)
+        box = self._made(owner)
+        spared = spared_by(spared, box.spare)
         if draft.token:
             until, position = box.tokens.get(draft.token, (now, 0))
             if now < until:
@@ -577,6 +599,12 @@ class MemoryRecords:
         self.collections.setdefault(collection, {})[key] = (value, expires_at)
         if expires_at:
             self._ending.at(expires_at, partial(self._end, collection, key))
+
+    def apply_due(self, home: str, at: float) -> None:
+        if at > 0:
+            self.apply_put(DUE, home, due_value(at), 0.0)
+        else:
+            self.apply_delete(DUE, home)
 
     def apply_delete(self, collection: str, key: str) -> bool:
         return self.collections.get(collection, {}).pop(key, None) is not None
@@ -787,6 +815,12 @@ class MemoryCoordination:
         for home in [home for home, (holder, _) in self._mailboxes.attached.items() if holder == member]:
             yield home
 
+    async def due(self, feed: int, now: float, limit: int) -> list[tuple[str, float]]:
+        check_feed(feed, 1)
+        self._gate.read()
+        times = self._records.collections.get(DUE, {})
+        return due_homes(((home, value) for home, (value, _) in times.items()), now, limit)
+
     async def time(self) -> float:
         self._gate.read()
         return time.time()
@@ -875,7 +909,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._answer()
-        self.gate.is_open = False  # for whoever still holds a port
+        self.gate.is_open = False  # for callers that still hold a port
         self.feeds.tails.ring()
         self._fresh()
 
@@ -898,8 +932,13 @@ class MemoryStore:
         for condition in batch.conditions:
             if isinstance(condition, Fence):
                 self.mailboxes.check(condition)
+            elif isinstance(condition, Holds):
+                self.mailboxes.check_entry(condition)
             else:
                 self.records.check(condition)
+        for step in batch.steps if batch.conditions else ():
+            if isinstance(step, Take):
+                self.mailboxes.apply_acknowledge(step.owner, [step.position])
         generations: list[int] = []
         notes: list[int] = []
         detached: list[Fence] = []
@@ -916,6 +955,10 @@ class MemoryStore:
                     self.mailboxes.apply_acknowledge(owner, positions)
                 case Mark(owner, position, mark):
                     self.mailboxes.apply_mark(owner, position, mark)
+                case Spare(owner, position):
+                    self.mailboxes.apply_spare(owner, position)
+                case SetDue(home, at):
+                    self.records.apply_due(home, at)
                 case Put(collection, key, value, expires_at):
                     self.records.apply_put(collection, key, value, expires_at)
                 case Delete(collection, key):

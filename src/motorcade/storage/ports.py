@@ -27,8 +27,9 @@ Rule 6: writes to the same owner, record or stream are applied in the order in w
         anybody has waited for the earlier ones: a caller may have many in the air and still keep its order.
 Rule 7: names (owners, streams, nodes, leases, keys of records) are any non-empty text without U+0000, up to 65 535
         bytes of UTF-8. A store that is closed answers every call with `StoreError`; closing it again does nothing.
-Rule 8: conditions of a batch (`fence`, `put` with `expect`) are checked before its first write, against what is stored
-        before it. If one does not hold, this batch is refused, with a `certain` error, and no other one of its group.
+Rule 8: conditions of a batch (`fence`, `take`, `put` with `expect`) are checked before its first write, against what is
+        stored before it. If one does not hold, this batch is refused, with a `certain` error, and no other one of its
+        group.
         On Redis, what the batch writes in the cell of the condition comes first and together with the check; the rest
         follows, as in rule 2.
 Rule 9: positions of an owner never restart, even if it is forgotten. So a late acknowledgement or mark never meets
@@ -80,6 +81,9 @@ class Draft(Struct, frozen=True, gc=False):
     #: An append with the same token to the same owner is done once within an hour (of the `now` of the first), even if
     #: the entry is gone meanwhile; empty: always.
     token: bytes = b""
+    #: Only for owners whose home is attached to no member: of the others the answer tells who has them, and nothing is
+    #: changed (QoS 0: that member gives it to the client, or it is for none).
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,12 @@ NO_BOUND: Final = Bound()
 
 SPARE_ALL: Final = -1  #: see `Mailboxes.append`
 
+
+def spared_by(one: int, another: int) -> int:
+    """Return the larger protection of two."""
+    return SPARE_ALL if SPARE_ALL in (one, another) else max(one, another)
+
+
 #: Seconds that the token of an append is known; append.lua has the same number.
 TOKEN_MEMORY: Final = 3600.0
 
@@ -113,7 +123,7 @@ class Appended(Struct, frozen=True, gc=False):
 
     owner: str
     #: One more with every append to this owner; never used again (rule 9). 0: it was pushed out itself (which may use
-    #: up a position or not), or not taken (`refused`, `gone`).
+    #: up a position or not), or not taken (`refused`, `gone`, `Draft.away`).
     position: int
     replaced: int = 0  #: position of the entry with the same key that it replaced, expired or not
     dropped: tuple[int, ...] = ()  #: positions pushed out by the bound, in the order they went; not its own
@@ -178,7 +188,8 @@ class Mailboxes(Protocol):
         """Append to one or many owners, one answer per owner in the same order. An owner named twice gets two.
 
         `spared`: for each owner, the position up to which entries are in flight: the bound does not push them out,
-        unless they are droppable. `SPARE_ALL`: it pushes out no entry that is not droppable; `over` tells of it.
+        unless they are droppable. `SPARE_ALL`: it pushes out no entry that is not droppable; `over` tells of it. What
+        the mailbox itself remembers (`Batch.spare`) counts if it protects more.
         `generations`: for each owner, the generation that is meant (0: any, and the mailbox is made if there is none).
         If there is no such mailbox, nothing is appended to it: `gone`.
         """
@@ -566,6 +577,12 @@ class Coordination(Protocol):
         Changes meanwhile may or may not be seen. `ValueError` if there is no feed of that number.
         """
 
+    async def due(self, feed: int, now: float, limit: int) -> list[tuple[str, float]]:
+        """Return up to `limit` homes whose time has come (`Batch.due`), the oldest first, with their times.
+
+        Of those whose notes go to a feed; `ValueError` if there is none of that number.
+        """
+
     async def time(self) -> float:
         """Return the clock of the store: where nodes share one, that of the same server for all of them."""
 
@@ -638,6 +655,20 @@ class Mark(Struct, frozen=True, gc=False):
     mark: int
 
 
+class Spare(Struct, frozen=True, gc=False):
+    """Entries of a mailbox that are in flight, as part of a batch."""
+
+    owner: str
+    position: int
+
+
+class Take(Struct, frozen=True, gc=False):
+    """An entry that is removed, as part of a batch; its first steps, wherever they stand."""
+
+    owner: str
+    position: int
+
+
 class Put(Struct, frozen=True, gc=False):
     """`Records.put`, as part of a batch."""
 
@@ -669,13 +700,20 @@ class AddNote(Struct, frozen=True, gc=False):
     data: bytes
 
 
+class SetDue(Struct, frozen=True, gc=False):
+    """When a home wants to be looked at, as part of a batch."""
+
+    home: str
+    at: float
+
+
 class Detach(Struct, frozen=True, gc=False):
     """`Coordination.detach`, as part of a batch; its last step, wherever it stands."""
 
     fence: Fence
 
 
-Step = Append | Make | Acknowledge | Mark | Put | Delete | StreamAppend | AddNote | Detach
+Step = Append | Make | Acknowledge | Mark | Spare | Take | Put | Delete | StreamAppend | AddNote | SetDue | Detach
 
 
 class Expect(Struct, frozen=True, gc=False):
@@ -685,6 +723,16 @@ class Expect(Struct, frozen=True, gc=False):
     key: str
     value: bytes | None  #: None: there is no such record, or it has expired
     now: float
+
+
+class Holds(Struct, frozen=True, gc=False):
+    """A condition of a batch: there is such an entry before the batch, expired or not."""
+
+    owner: str
+    position: int
+
+
+Condition = Expect | Holds | Fence
 
 
 class Unconditional(Enum):
@@ -703,7 +751,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.conditions: Sequence[Expect | Fence] = ()  #: rule 8
+        self.conditions: Sequence[Condition] = ()  #: rule 8
 
     def fence(self, fence: Fence) -> None:
         """Make it a decision: it is applied only while this is the fence of its home, else `StoreFencedError`."""
@@ -739,6 +787,22 @@ class Batch:
         check_mark(mark)
         self.steps.append(Mark(owner, position, mark))
 
+    def spare(self, owner: str, position: int) -> None:
+        """Let a mailbox remember up to which position entries are in flight, for appends by those who do not know.
+
+        `SPARE_ALL`: all of them; 0: none. It is forgotten with the mailbox; where there is none, nothing is done.
+        """
+        check_spare(position)
+        self.steps.append(Spare(owner, position))
+
+    def take(self, owner: str, position: int) -> None:
+        """Remove an entry that must be there before the batch, expired or not; else `StoreConflictError` (rule 8).
+
+        So of all who take an entry one does, and what else its batch has is done once. It is the batch's first step.
+        """
+        self.conditions = [*self.conditions, Holds(owner, position)]
+        self.steps.append(Take(owner, position))
+
     def put(
         self,
         collection: str,
@@ -769,6 +833,13 @@ class Batch:
     def note(self, home: str, data: bytes) -> None:
         """Tell the readers of the home's feed what this batch changes there (`Feeds`)."""
         self.steps.append(AddNote(home, data))
+
+    def due(self, home: str, at: float) -> None:
+        """Let a home come up when its time has come (`Coordination.due`); 0: never. A home has one such time.
+
+        It counts as a record in `StoreFigures`, and is none otherwise.
+        """
+        self.steps.append(SetDue(home, at))
 
     @property
     def grows(self) -> bool:
@@ -807,6 +878,12 @@ def check_feed(feed: int | None, count: int) -> None:
     """Raise `ValueError` if there is no feed of that number; None stands for all of them."""
     if feed is not None and not 0 <= feed < count:
         raise ValueError(f"a feed has a number from 0 to {count - 1}, not {feed}")
+
+
+def check_spare(position: int) -> None:
+    """Raise `ValueError` unless entries can be spared up to a position."""
+    if position < SPARE_ALL:
+        raise ValueError(f"entries are spared up to a position, or all of them ({SPARE_ALL}), not {position}")
 
 
 def check_mark(mark: int) -> None:

@@ -52,17 +52,18 @@ from motorcade.storage.ports import (
     Backlog,
     Batch,
     Bound,
+    Condition,
     Delete,
     Detach,
     Draft,
     Durability,
     Elsewhere,
     Entry,
-    Expect,
     FeedEnd,
     FeedPage,
     FeedTail,
     Fence,
+    Holds,
     Lease,
     MailboxInfo,
     Make,
@@ -71,6 +72,8 @@ from motorcade.storage.ports import (
     Note,
     Opened,
     Put,
+    SetDue,
+    Spare,
     StoreCondition,
     StoreConflictError,
     StoreError,
@@ -80,6 +83,7 @@ from motorcade.storage.ports import (
     StreamInfo,
     StreamRecord,
     Swept,
+    Take,
     Watcher,
     Written,
     check_feed,
@@ -266,9 +270,11 @@ class AppendOperations:
         # Each of these is a key or two more that has to be looked at.
         each = 1 + bool(draft.key) + bool(draft.expires_at) + bool(draft.token) + bool(draft.droppable)
         each += bool(bound.entries or bound.size_bytes)
+        away = (True,) if draft.away else ()
         homes = [home_of_owner(owner) for owner in owners]
         if len(owners) == 1:  # as nearly always, and much quicker
-            words = ("append", core.cells.of(homes[0]), *what, *how, owners, spared, bound.refuse, generations, homes)
+            cell = core.cells.of(homes[0])
+            words = ("append", cell, *what, *how, owners, spared, bound.refuse, generations, homes, *away)
             self.operations = [Operation(words, each, len(entry))]
             self._places = [[0]]  #: of each operation: the indices of its owners
             return
@@ -289,6 +295,7 @@ class AppendOperations:
                     bound.refuse,
                     [generations[index] for index in some] if generations else (),
                     [homes[index] for index in some],
+                    *away,
                 )
                 self.operations.append(Operation(words, len(some) * each, len(entry)))
                 self._places.append(some)
@@ -331,6 +338,18 @@ def acknowledge_operations(core: Core, owner: str, positions: Iterable[int]) -> 
 
 def mark_operation(core: Core, owner: str, position: int, mark: int) -> Operation:
     return Operation(("mark", core.cells.of_owner(owner), owner, position, mark))
+
+
+def spare_operation(core: Core, owner: str, position: int) -> Operation:
+    return Operation(("spare", core.cells.of_owner(owner), owner, position))
+
+
+def take_operation(core: Core, owner: str, position: int) -> Operation:
+    return Operation(("take", core.cells.of_owner(owner), owner, position), 2)
+
+
+def due_operation(core: Core, home: str, at: float) -> Operation:
+    return Operation(("due", core.cells.of(home), home, at))
 
 
 def put_operation(core: Core, collection: str, key: str, value: bytes, expires_at: float) -> Operation:
@@ -398,10 +417,12 @@ def _offsets(operations: Sequence[Operation], replies: Sequence[Any]) -> Sequenc
     return ranges[0] if len(ranges) == 1 else [offset for some in ranges for offset in some]
 
 
-def condition_of(core: Core, condition: Expect | Fence) -> tuple[Any, ...]:
+def condition_of(core: Core, condition: Condition) -> tuple[Any, ...]:
     """Return a condition, as lua/guard.lua has it."""
     if isinstance(condition, Fence):
         return ("fence", core.cells.of(condition.home), condition.home, _stored_fence(condition))
+    if isinstance(condition, Holds):
+        return ("holds", core.cells.of_owner(condition.owner), condition.owner, condition.position)
     collection, key = condition.collection, condition.key
     value = False if condition.value is None else raw(condition.value)
     return ("expect", core.cells.of_record(collection, key), collection, key, value, condition.now)
@@ -431,6 +452,8 @@ class Plan:
         core = self._core
         if batch.conditions:
             self._conditions = [condition_of(core, condition) for condition in batch.conditions]
+            for taken in [step for step in batch.steps if isinstance(step, Take)]:
+                self._add("take", [take_operation(core, taken.owner, taken.position)])
         for step in batch.steps:
             match step:
                 case Append(owners, draft, now, bound, spared, generations):
@@ -442,6 +465,10 @@ class Plan:
                     self._add("acknowledge", acknowledge_operations(core, owner, positions))
                 case Mark(owner, position, mark):
                     self._add("mark", [mark_operation(core, owner, position, mark)])
+                case Spare(owner, position):
+                    self._add("spare", [spare_operation(core, owner, position)])
+                case SetDue(home, at):
+                    self._add("due", [due_operation(core, home, at)])
                 case Put(collection, key, value, expires_at):
                     self._add("put", [put_operation(core, collection, key, value, expires_at)])
                 case Delete(collection, key):
@@ -976,6 +1003,13 @@ class RedisCoordination(Port):
             seen.update(page)
             if cursor == b"0":
                 return
+
+    async def due(self, feed: int, now: float, limit: int) -> list[tuple[str, float]]:
+        core = self._core
+        check_feed(feed, core.cells.count)
+        words = ("D", b"", "-inf", repr(now), "WITHSCORES", "LIMIT", 0, max(limit, 0))
+        found = await core.ask(feed, "ZRANGEBYSCORE", *words)
+        return [(home.decode(), float(at)) for home, at in zip(found[::2], found[1::2], strict=True)]
 
     async def time(self) -> float:
         seconds, microseconds = await self._core.servers.ask(self._core.cells.slot(0), "TIME")

@@ -3,7 +3,8 @@
     entry    stored_at, expires_at, bytes, flags, length of key, length of body | key | body | payload, or its digest
     record   expires_at | value
     blob     keep_until | data
-    state    of a mailbox: last, first, entries, bytes, soon, begun, all as doubles, which Lua's numbers are
+    state    of a mailbox: last, first, entries, bytes, soon, begun, and spare unless it is 0, all as doubles, which
+             Lua's numbers are
 
 All numbers big-endian; times are doubles.
 """
@@ -19,8 +20,7 @@ from motorcade.storage.ports import Draft
 
 HEADER = Struct(">ddIBII")
 TIME = Struct(">d")
-STATE = Struct(">dddddd")
-STATE_BEFORE = Struct(">ddddd")  #: of format 2, where all mailboxes began at position 1
+STATE = Struct(">ddddddd")  #: without the last number if it is 0, and the one before it, of format 2, if that is 0
 DROPPABLE = 1
 BY_DIGEST = 2
 
@@ -72,15 +72,14 @@ class StoredState:
     size_bytes: int = 0
     soon: float = 0.0  #: when its next entry expires, or sooner; 0: none does
     begun: int = 0  #: position that it began above
+    spare: int = 0  #: position up to which entries are in flight; -1: all of them
 
 
 def unpack_state(value: bytes | None) -> StoredState:
     if value is None:
         return StoredState()
-    if len(value) == STATE_BEFORE.size:
-        value += bytes(8)
-    last, first, entries, size_bytes, soon, begun = STATE.unpack(value)
-    return StoredState(int(last), int(first), int(entries), int(size_bytes), soon, int(begun))
+    last, first, entries, size_bytes, soon, begun, spare = STATE.unpack(value.ljust(STATE.size, b"\0"))
+    return StoredState(int(last), int(first), int(entries), int(size_bytes), soon, int(begun), int(spare))
 
 
 EMPTY = msgspec.Raw(b"\xa0")

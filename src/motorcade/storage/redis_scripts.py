@@ -1,6 +1,7 @@
 """The Lua files beside this one, put together and known by their digest.
 
 commit   common.lua, all operations, commit.lua: everything that writes
+fill     the same with what only an import needs: each function costs every call, whether it is used or not
 join     registers a writer
 read, info, home, attached, find, extent: read only, one file each
 """
@@ -11,22 +12,22 @@ from functools import partial
 
 from motorcade.redis.scripts import script_of
 
-#: Files that define operations of `commit`. `load` uses what `append` defines, `expire` what `delete` does.
+#: Files that define operations of `commit`. `expire` uses what `delete` defines.
 OPERATIONS = (
-    "append", "make", "acknowledge", "mark", "clear", "forget",
+    "append", "make", "acknowledge", "mark", "spare", "clear", "forget",
     "put", "delete", "expire",
     "stream", "trim", "drop",
-    "note",
+    "note", "due",
     "attach", "open", "detach", "fence", "acquire", "renew", "release",
     "blob", "unhold", "condemn", "discard",
     "guard",
-    "load",
 )  # fmt: skip
 
 
 _script = partial(script_of, "motorcade.storage")
 
 COMMIT = _script("common", *OPERATIONS, "commit")
+FILL = _script("common", *OPERATIONS, "load", "commit")  # `load` uses what `append` defines
 READ = _script("read")
 INFO = _script("info")
 HOME = _script("home")

@@ -91,7 +91,7 @@ GROWING: Final = frozenset({"append", "make", "put", "stream", "blob"})
 
 #: What a guard answers when a condition does not hold.
 UNMET: Final[Mapping[str, Callable[[], StoreError]]] = {
-    "CONFLICT": lambda: StoreConflictError("a record is not as the write expects it"),
+    "CONFLICT": lambda: StoreConflictError("a record or an entry is not as the write expects it"),
     "FENCED": lambda: StoreFencedError("the home is attached elsewhere"),
 }
 
@@ -281,6 +281,7 @@ class RedisWriter:
 
     def __init__(self, servers: Servers, cells: Cells, replicas: int) -> None:
         self.name = secrets.token_hex(8)
+        self.script = COMMIT
         self.fenced = False
         self.commits = 0
         self.writes = 0
@@ -603,7 +604,7 @@ class RedisWriter:
         replies = [
             connection.call(
                 "EVALSHA",
-                COMMIT.digest,
+                self.script.digest,
                 1,
                 pipeline.key,
                 self._prefix,
@@ -643,7 +644,7 @@ class RedisWriter:
             self._rest(pipeline, trouble)
             return
         elif isinstance(answer, ServerError) and answer.code == "NOSCRIPT":
-            self._servers.load(connection, COMMIT)
+            self._servers.load(connection, self.script)
         elif isinstance(answer, LostError) or (isinstance(answer, ServerError) and answer.code in PASSING):
             call.lost = call.lost or isinstance(answer, LostError)
             self._rest(pipeline, str(answer))

@@ -35,6 +35,7 @@ from typing import Generic, NamedTuple, TypeVar
 from motorcade.commit import Commit
 from motorcade.storage import packed_rows, stream_rows, tables
 from motorcade.storage.deltas import Deltas
+from motorcade.storage.due import DUE, due_homes
 from motorcade.storage.files import BLOCK_CACHE, Files, OpeningAgainError, RocksTables, scan, scan_up_to
 from motorcade.storage.homes import records_of
 from motorcade.storage.inspect import inspect
@@ -61,11 +62,14 @@ from motorcade.storage.ports import (
     Formed,
     Lease,
     MailboxInfo,
+    Make,
     Mark,
     Member,
     Note,
     Opened,
     Put,
+    SetDue,
+    Spare,
     StoreCondition,
     StoreError,
     StoreFigures,
@@ -73,6 +77,7 @@ from motorcade.storage.ports import (
     StreamInfo,
     StreamRecord,
     Swept,
+    Take,
     Watcher,
     Written,
     bytes_of,
@@ -735,6 +740,16 @@ class RocksCoordination:
             if holder == member:
                 yield home
 
+    async def due(self, feed: int, now: float, limit: int) -> list[tuple[str, float]]:
+        check_feed(feed, 1)
+
+        def look(opened: RocksTables) -> list[tuple[str, float]]:
+            within = tables.name(DUE) + b"\0"
+            rows = scan(opened.records, within, after_prefix(within))
+            return due_homes(((key[len(within) :].decode(), row[8:]) for key, row in rows), now, limit)
+
+        return await self._reader.beside(look)
+
     async def time(self) -> float:
         await self._reader.now(lambda _: None)
         return time.time()
@@ -815,6 +830,9 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     mailboxes = write.mailboxes
     if batch.conditions:
         write.check(batch.conditions)
+        for step in batch.steps:
+            if isinstance(step, Take):
+                mailboxes.acknowledge(step.owner, [step.position])
     for step in batch.steps:  # the frequent ones first; `match` takes twice as long
         if isinstance(step, Append):
             appended += mailboxes.append(step.owners, step.draft, step.now, step.bound, step.spared, step.generations)
@@ -830,10 +848,14 @@ def _apply(batch: Batch, write: Transaction) -> Written:
             mailboxes.mark(step.owner, step.position, step.mark)
         elif isinstance(step, Detach):
             detached.append(step.fence)
+        elif isinstance(step, Make):
+            generations.append(mailboxes.make(step.owner))
+        elif isinstance(step, Spare):
+            mailboxes.spare(step.owner, step.position)
+        elif isinstance(step, SetDue):
+            write.set_due(step.home, step.at)
         elif isinstance(step, AddNote):
             notes.append(write.add_note(step.data))
-        else:
-            generations.append(mailboxes.make(step.owner))
     for fence in detached:
         write.detach(fence)
     return Written(appended, offsets, generations, notes)

@@ -6,8 +6,8 @@
                                                  and, if it expires, when(f8)
     shared     message(8)                        what the references to it have in common: a row like that of an entry
     holders    message(8)                        entries that refer to it(8)                                  deltas
-    heads      owner                             last, count, bytes, first, droppable, generation (6 x 8);    deltas
-                                                 see `Head`
+    heads      owner                             last, count, bytes, first, droppable, generation (6 x 8),    deltas
+                                                 spare (8, signed) unless it is 0; see `Head`
     keys       owner 0 compaction key            position(8)
     tokens     owner 0 token                     known until(f8) position(8)
     blobs      sha256                            the payload
@@ -83,6 +83,7 @@ MAX_NAME = 65_535
 
 NUMBER = Struct(">Q")
 HEAD = Struct(">QQQQQQ")
+SPARE = Struct(">q")
 ENTRY = Struct(">ddBBIII")  # stored at, expires at, flags, mark, length of key, of body, of payload
 REFERENCE = Struct(">QBBI")  # message, flags, mark, bytes of body and payload
 REFERENCE_EXPIRES = Struct(">QBBId")
@@ -169,6 +170,7 @@ class Head(msgspec.Struct, gc=False, eq=False):
     newest: bytes = b""  #: the row at `last`, if it is short enough to be kept in mind
     keyed: int = 0  #: bits of compaction keys that entries may have, see `key_bit`; -1: any
     generation: int = 1  #: the first position that the mailbox could give
+    spare: int = 0  #: position up to which entries are in flight, -1: all of them
     made: bool = False  #: written, or to be written, even without an entry
     # For readers in other threads, who see the tables: true of what is written, and of what is about to be.
     emptied: int = -1  #: when this was the last position, there were surely no entries
@@ -200,8 +202,10 @@ def key_bit(key: bytes) -> int:
 
 
 def parse_head(row: bytes) -> tuple[int, ...]:
-    """Return what `HEAD` has packed, with a generation whatever the format (rule 5)."""
-    return HEAD.unpack(row if len(row) == HEAD.size else row + NUMBER.pack(1))
+    """Return what `HEAD` has packed, with a generation whatever the format (rule 5), and up to where it spares."""
+    if len(row) > HEAD.size:
+        return (*HEAD.unpack_from(row), *SPARE.unpack_from(row, HEAD.size))
+    return (*HEAD.unpack(row if len(row) == HEAD.size else row + NUMBER.pack(1)), 0)
 
 
 def parse_totals(row: bytes | None) -> Totals:

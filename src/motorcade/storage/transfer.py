@@ -16,7 +16,8 @@ Rule 2: payloads of up to INLINE bytes stand in their entries, larger ones are b
 Rule 3: a mailbox or stream of more than one frame comes in parts, one after the other, each with the same head.
 Rule 4: nothing is imported before the file was read to its end and its digest was found right; and only into a store
         that is empty, since positions and offsets of two stores cannot be merged.
-Rule 5: a change of a class here raises VERSION; files of the versions before are still read.
+Rule 5: a change of a class here raises VERSION, unless what is new stands at the end and a program that leaves it out
+        does no harm; files of the versions before are still read.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class ExportedMailbox(msgspec.Struct, frozen=True, array_like=True, tag="mailbox
     last: int
     entries: list[ExportedEntry]
     generation: int = 1
+    spare: int = 0  #: position up to which entries are in flight; -1: all of them
 
 
 class ExportedTokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
@@ -103,7 +105,7 @@ class ExportedTokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens")
 
 
 class ExportedRecords(msgspec.Struct, frozen=True, array_like=True, tag="records"):
-    """Records of one collection: key, value, when it expires."""
+    """Records of one collection: key, value, when it expires. Due times are such records (`due`)."""
 
     collection: str
     records: list[tuple[str, bytes, float]]

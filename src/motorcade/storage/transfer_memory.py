@@ -74,11 +74,11 @@ class MemorySource:
                 ExportedEntry(position, *times, row.mark, droppable, row.key, row.body, payload, digest, size)
             )
             if len(entries) == PART_ROWS:
-                yield ExportedMailbox(owner, box.last, entries, box.generation)
+                yield ExportedMailbox(owner, box.last, entries, box.generation, box.spare)
                 entries = []
                 parts += 1
         if entries or (box.is_there and not parts):
-            yield ExportedMailbox(owner, box.last, entries, box.generation)
+            yield ExportedMailbox(owner, box.last, entries, box.generation, box.spare)
         tokens = [(token, position, until) for token, (until, position) in box.tokens.items() if now < until]
         if tokens:
             yield ExportedTokens(owner, tokens)
@@ -123,7 +123,7 @@ class MemoryTarget:
             draft = Draft(item.body, payload, item.key, item.expires_at, item.droppable)
             mailboxes.apply_append([part.owner], draft, item.stored_at, Bound())
             box.rows[item.position].mark = item.mark
-        box.last, box.generation, box.made = part.last, part.generation, True
+        box.last, box.generation, box.made, box.spare = part.last, part.generation, True, part.spare
 
     def _stream(self, part: ExportedStream) -> None:
         stream = self._store.streams.streams.setdefault(part.name, MemoryStream())

@@ -19,9 +19,10 @@ from typing import Any, Final
 from motorcade.redis.resp import ServerAddress, ServerError
 from motorcade.redis.servers import Purpose, refusal
 from motorcade.redis.slots import slot_of
+from motorcade.storage.due import DUE, due_time, due_value
 from motorcade.storage.homes import home_of_owner
 from motorcade.storage.ports import TOKEN_MEMORY, StoreDamagedError
-from motorcade.storage.redis import Core, RedisStore, blob_operation, put_operation
+from motorcade.storage.redis import Core, RedisStore, blob_operation, due_operation, put_operation
 from motorcade.storage.redis_format import (
     BY_DIGEST,
     DROPPABLE,
@@ -32,7 +33,7 @@ from motorcade.storage.redis_format import (
     unpack_entry,
     unpack_state,
 )
-from motorcade.storage.redis_scripts import READ
+from motorcade.storage.redis_scripts import COMMIT, FILL, READ
 from motorcade.storage.redis_writer import MAX_BYTES, MAX_WEIGHT, Operation
 from motorcade.storage.transfer import (
     INLINE,
@@ -104,7 +105,7 @@ class RedisSource:
 
     async def contents(self, now: float) -> AsyncIterator[Content]:
         highest, floor, blobs = 0, 0, list[bytes]()
-        async for page in Keys(self._core).pages((b"e:", b"t0:", b"t1:", b"R:", b"s:", b"b:", b"f:", b"f", b"p")):
+        async for page in Keys(self._core).pages((b"e:", b"t0:", b"t1:", b"R:", b"D", b"s:", b"b:", b"f:", b"f", b"p")):
             for start in range(0, len(page), WINDOW):
                 async for content in self._some(page[start : start + WINDOW], now):
                     yield content
@@ -138,6 +139,9 @@ class RedisSource:
                 case b"R:":
                     async for records in self._records(cell, name, now):
                         yield records
+                case b"D":
+                    async for records in self._due(cell):
+                        yield records
                 case b"s:":
                     async for stream in self._stream(cell, name):
                         yield stream
@@ -161,7 +165,7 @@ class RedisSource:
                 yield blob
             # What came since the beginning was read is in the file, so its position must not be given again.
             last = max([last, *(item.position for item in items[-1:])])
-            yield ExportedMailbox(owner, last, items, state.begun + 1)
+            yield ExportedMailbox(owner, last, items, state.begun + 1, state.spare)
             parts += 1
             if len(rows) < 3 * PART_ROWS:
                 return
@@ -225,6 +229,18 @@ class RedisSource:
             if cursor == b"0":
                 return
 
+    async def _due(self, cell: int) -> AsyncIterator[Content]:
+        """Due times, in the form of records that other engines give them."""
+        cursor, seen = b"0", set[bytes]()
+        while True:
+            cursor, page = await self._core.ask(cell, "ZSCAN", "D", b"", cursor, "COUNT", PART_ROWS)
+            times = [(home, at) for home, at in zip(page[::2], page[1::2], strict=True) if home not in seen]
+            seen.update(home for home, _ in times)
+            if times:
+                yield ExportedRecords(DUE, [(home.decode(), due_value(float(at)), 0.0) for home, at in times])
+            if cursor == b"0":
+                return
+
     async def _stream(self, cell: int, name: bytes) -> AsyncIterator[Content]:
         last, time = await self._core.ask(cell, "HMGET", "s:", name, "last", "time")
         start, parts = b"-", 0
@@ -251,9 +267,11 @@ async def summary(store: RedisStore) -> tuple[int, dict[str, int], dict[str, int
     records: Counter[str] = Counter()
     streams: dict[str, int] = {}
     mailboxes = sum(await core.everywhere("SCARD", "o"))
-    async for page in Keys(core).pages((b"R:", b"S:")):
+    async for page in Keys(core).pages((b"R:", b"D", b"S:")):
         for cell, kind, name in page:
-            if kind == b"R:":
+            if kind == b"D":
+                records[DUE] += await core.ask(cell, "ZCARD", "D")
+            elif kind == b"R:":
                 records[name.decode()] += await core.ask(cell, "HLEN", "R:", name)
             else:
                 streams[name.decode()] = await core.ask(cell, "XLEN", "S:", name)
@@ -265,6 +283,7 @@ class RedisTarget:
 
     def __init__(self, store: RedisStore, now: float) -> None:
         self._core = store.core
+        self._core.writer.script = FILL
         self._now = now
         self._hold = self._core.next_hold()
         self._meta = f"{self._core.cells.prefix}:meta"
@@ -288,6 +307,9 @@ class RedisTarget:
                 self._add("load_tokens", home_of_owner(content.owner), content.owner, (rows,), len(rows))
             case ExportedRecords():
                 for key, value, until in content.records:
+                    if content.collection == DUE:
+                        self._put(due_operation(self._core, key, due_time(value)))
+                        continue
                     self._put(put_operation(self._core, content.collection, key, value, until))
             case ExportedStream():
                 rows = [(offset, time, raw(value)) for offset, time, value in content.records]  # type: ignore[misc]
@@ -320,7 +342,7 @@ class RedisTarget:
             tail = (item.expires_at, size, flags, raw(item.key), raw(item.digest), item.mark)
             rows.append((item.position, raw(entry), *tail))
             size_bytes += len(entry)
-        words = (part.last, rows, part.generation - 1)
+        words = (part.last, rows, part.generation - 1, part.spare)
         self._add("load_mailbox", home_of_owner(part.owner), part.owner, words, len(rows), size_bytes)
 
     def _add(self, name: str, home: str, of: str, words: tuple[Any, ...], weight: int = 1, size_bytes: int = 0) -> None:
@@ -343,4 +365,5 @@ class RedisTarget:
 
     async def finish(self) -> None:
         await self._write()
+        self._core.writer.script = COMMIT
         await self._core.servers.ask(slot_of(self._meta), "HDEL", self._meta, "importing")

@@ -106,10 +106,10 @@ def _mailbox(opened: RocksTables, deltas: Deltas, owner: str, now: float, writte
         )
         size_bytes += len(row)
         if len(entries) == PART_ROWS or size_bytes > PART_BYTES:
-            yield ExportedMailbox(owner, head.last, entries, head.generation)
+            yield ExportedMailbox(owner, head.last, entries, head.generation, head.spare)
             entries, size_bytes, parts = [], 0, parts + 1
     if entries or not parts:
-        yield ExportedMailbox(owner, head.last, entries, head.generation)
+        yield ExportedMailbox(owner, head.last, entries, head.generation, head.spare)
 
 
 def _blob(opened: RocksTables, digest: bytes) -> bytes:
@@ -235,7 +235,7 @@ class RocksTarget:
     def _mailbox(self, part: ExportedMailbox) -> None:
         if self._head is None or self._head.owner != part.owner:
             self._finish_head()
-            self._head = _LoadedHead(part.owner, part.last, part.generation)
+            self._head = _LoadedHead(part.owner, part.last, part.generation, part.spare)
         head = self._head
         prefix = tables.name(part.owner) + b"\0"
         ending: dict[float, list[int]] = {}
@@ -343,10 +343,11 @@ class RocksTarget:
 class _LoadedHead:
     """The head of a mailbox that is being loaded."""
 
-    def __init__(self, owner: str, last: int, generation: int) -> None:
+    def __init__(self, owner: str, last: int, generation: int, spare: int) -> None:
         self.owner = owner
         self._last = last
         self._generation = generation
+        self._spare = spare
         self._count = self._size_bytes = self._droppable = 0
         self._first = 0
 
@@ -358,7 +359,8 @@ class _LoadedHead:
 
     def row(self) -> bytes:
         first = self._first or self._last + 1
-        return tables.HEAD.pack(self._last, self._count, self._size_bytes, first, self._droppable, self._generation)
+        numbers = (self._last, self._count, self._size_bytes, first, self._droppable, self._generation)
+        return tables.HEAD.pack(*numbers) + (tables.SPARE.pack(self._spare) if self._spare else b"")
 
 
 class _StreamHead:

@@ -23,6 +23,7 @@ from motorcade.storage import deltas, tables, writer
 from motorcade.storage import files as files_module
 from motorcade.storage.files import Files, RocksTables, Step, migrate, write_meta
 from motorcade.storage.ports import (
+    SPARE_ALL,
     Batch,
     Bound,
     Draft,
@@ -932,6 +933,27 @@ FORMAT_1 = (
     *("records", "streams", "rows", "leases", "endings", "meta"),
 )
 FORMAT_3 = (*FORMAT_1, "shared", "holders", "notes")
+
+
+async def test_heads_have_six_numbers_unless_they_spare(store: RocksStore) -> None:
+    """As every head of this format has that is in a store already; in place and among the deltas."""
+    for owner, position in (("v", 0), ("w", SPARE_ALL), ("x", 2)):
+        await store.mailboxes.append([owner], Draft(b"1"), NOW)
+        batch = Batch()
+        batch.spare(owner, position)
+        await store.write(batch)
+        await store.mailboxes.append([owner], Draft(b"2"), NOW)
+        await store.mailboxes.acknowledge(owner, [1])
+    deltas_of = store._writer.state.deltas
+    rows = {key: len(row) for key, row in deltas_of.all().items() if row is not None}
+    assert (48, 56, 56) == (rows[b"hv"], rows[b"hw"], rows[b"hx"])
+    store = await reopened(store)
+    for owner, dropped in (("v", (2, 3)), ("w", ()), ("x", (3,))):
+        await store.mailboxes.append([owner], Draft(b"3"), NOW)
+        (answer,) = await store.mailboxes.append([owner], Draft(b"4"), NOW, Bound(entries=2 if owner == "x" else 1))
+        assert (dropped, owner == "w") == (answer.dropped, answer.over), owner
+    assert [] == await store.check()
+    await store.close()
 
 
 async def test_a_later_format_is_refused(tmp_path: Path) -> None:

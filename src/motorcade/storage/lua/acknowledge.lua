@@ -1,6 +1,6 @@
--- acknowledge: remove entries of one owner.
+-- acknowledge: remove entries of one owner. take: one entry, which a guard has found there (guard.lua).
 --
---   2 cell   3 owner   4 positions
+--   2 cell   3 owner   4 positions; take: the position
 --
 --   keys    e:owner g:owner d:owner x:owner o r n
 --   answer  how many were there
@@ -16,4 +16,13 @@ operations.acknowledge = function(op)
         save(box)
     end
     return gone
+end
+
+operations.take = function(op)
+    local box = open(base(op[2]), op[3])
+    if not remove(box, op[4]) then
+        return 0 -- its batch takes it twice
+    end
+    save(box)
+    return 1
 end

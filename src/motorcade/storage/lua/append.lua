@@ -5,7 +5,7 @@
 --   12 token (empty: none)   13 owners   14 for each owner the position up to which entries are not pushed out unless
 --   they are droppable (-1: all of them; empty: 0 for all)   15 whether what does not fit is refused
 --   16 for each owner the generation that its mailbox must have (0: any, also none; empty: 0 for all)   17 for each owner
---   its home
+--   its home   18 true, or nothing at all: only for owners whose home is not attached
 --
 --   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner a o x r n p
 --   answer  per owner: its position, if there is no more to tell; else position (0: pushed out itself, or not taken),
@@ -84,7 +84,10 @@ local function append_plain(op, at, owner, node, _, generation)
     end
     local position = last + 1
     soon = index(op, at, owner, position, soon)
-    local state = struct.pack(STATE, position, first, held + 1, size + op[6], soon, begun)
+    local state = pack(STATE, position, first, held + 1, size + op[6], soon, begun)
+    if packed and #packed > STATE_SIZE then
+        state = state .. packed:sub(STATE_SIZE + 1)
+    end
     call('HSET', entries, position, op[3], 's', state)
     if held == 0 then
         call('SADD', at .. 'o', owner)
@@ -178,6 +181,9 @@ local function append(op, at, owner, node, spared, generation)
     if key ~= '' then
         replaced = tonumber(call('HGET', box.entries, 'k' .. key) or 0)
     end
+    if box.spare then
+        spared = (box.spare < 0 or spared < 0) and -1 or math.max(box.spare, spared)
+    end
     if op[15] and not fits(op, box, replaced) then
         return { 0, 0, NONE, 0, node, REFUSED }
     end
@@ -198,12 +204,27 @@ local function append(op, at, owner, node, spared, generation)
     return { position, replaced, dropped, 0, node, over }
 end
 
+-- What is only for those who are away: the way of all others if the home is not attached.
+local function append_away(way)
+    return function(op, at, owner, node, spared, generation)
+        if node == '' then
+            return way(op, at, owner, node, spared, generation)
+        end
+        local box = generation > 0 and open(at, owner)
+        local gone = box and not (box.made and box.begun + 1 == generation)
+        return { 0, 0, NONE, 0, node, gone and GONE or 0 }
+    end
+end
+
 operations.append = function(op)
     local at, owners, spared, generations, answers = base(op[2]), op[13], op[14], op[16], {}
     local attached = call('HLEN', at .. 'a') > 0 and call('HMGET', at .. 'a', unpack(op[17])) or NONE
     local plain = op[8] == '' and op[12] == '' and op[10] == 0 and op[11] == 0
     local one = plain and append_plain or append
-    local stored = 0
+    if op[18] then
+        one = append_away(one)
+    end
+    local stored, type = 0, type
     for number, owner in ipairs(owners) do
         local node = ''
         if attached[number] then
@@ -212,7 +233,7 @@ operations.append = function(op)
         end
         local answer = one(op, at, owner, node, spared[number] or 0, generations[number] or 0)
         answers[number] = answer
-        if plain and (type(answer) == 'number' or answer[6] ~= GONE) then
+        if plain and (type(answer) == 'number' or answer[1] > 0) then
             stored = stored + 1
         end
     end

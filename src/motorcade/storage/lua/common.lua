@@ -5,6 +5,7 @@
 -- Lua's numbers are doubles: positions, offsets and numbers of fences are exact up to 2^53.
 
 local call = redis.call
+local pack, take_apart = struct.pack, struct.unpack -- looked up once for all owners
 local prefix = ARGV[1]
 local operations = {}
 
@@ -60,8 +61,10 @@ end
 -- between that are gone are in holes: a sorted set of 'from:to' by from, maximal, and only there if something went out of
 -- order. So appending touches one key, and so does removing from the front. `soon` is what the cell's index x says: when
 -- the next entry expires, or sooner; 0: none does. `begun` is the position that it began above, which is the floor of the
--- cell when it was made; its generation is the next one.
+-- cell when it was made; its generation is the next one. `spare` is the position up to which entries are in flight (-1:
+-- all of them; nil: none), and stored only if there is one.
 local STATE = '>dddddd'
+local STATE_SIZE = 48
 
 local floors = {} -- base of a cell -> its floor: a new mailbox begins above it
 
@@ -84,7 +87,7 @@ end
 -- last, first, held, size, soon, begun
 local function unpack_state(at, packed)
     if packed then
-        return struct.unpack(STATE, packed)
+        return take_apart(STATE, packed)
     end
     local floor = floor_of(at)
     return floor, floor + 1, 0, 0, 0, floor
@@ -94,16 +97,21 @@ local function open(at, owner)
     local entries = at .. 'e:' .. owner
     local packed = call('HGET', entries, 's')
     local last, first, held, size, soon, begun = unpack_state(at, packed)
-    return {
+    local box = {
         at = at, owner = owner, entries = entries, -- key of the entries
         last = last, first = first, held = held, size = size, soon = soon, begun = begun,
         before = held, -- entries when it was opened
         made = packed and true, -- it exists
     }
+    if packed and #packed > STATE_SIZE then
+        box.spare = take_apart('>d', packed, STATE_SIZE + 1)
+    end
+    return box
 end
 
 local function packed_state(box)
-    return struct.pack(STATE, box.last, box.first, box.held, box.size, box.soon, box.begun)
+    local state = pack(STATE, box.last, box.first, box.held, box.size, box.soon, box.begun)
+    return box.spare and state .. pack('>d', box.spare) or state
 end
 
 -- Who has attached a home, stored as NUMBER:TOKEN:MEMBER: the number of its fence, and the member.

@@ -3,9 +3,10 @@
 --   2 cell   3 conditions   4 how many operations follow that depend on them
 --
 --   expect   2 cell   3 collection   4 key   5 value that the record must have now (false: there must be none)   6 now
+--   holds    2 cell   3 owner   4 position of an entry that must be there
 --   fence    2 cell   3 home   4 the fence that it must have: NUMBER:TOKEN:
 --
---   keys    R:collection a
+--   keys    R:collection e:owner a
 --   answer  what does not hold: CONFLICT or FENCED, or 0 if everything does
 
 local conditions = {}
@@ -22,6 +23,10 @@ conditions.expect = function(op)
         return 'CONFLICT'
     end
     return 0
+end
+
+conditions.holds = function(op)
+    return op[4] > 0 and call('HEXISTS', base(op[2]) .. 'e:' .. op[3], digits(op[4])) == 1 and 0 or 'CONFLICT'
 end
 
 conditions.fence = function(op)

@@ -2,7 +2,7 @@
 -- (transfer_redis.py). Positions, offsets and fencing tokens come from there, so that nothing is given twice.
 --
 --   load_mailbox   2 cell   3 owner   4 last position   5 rows: position, entry as it is stored, expires_at, bytes, flags,
---                  key, digest, mark   6 position that it began above
+--                  key, digest, mark   6 position that it began above   7 position up to which entries are in flight
 --   load_tokens    2 cell   3 owner   4 rows: token, position, time of the append
 --   load_stream    2 cell   3 stream   4 last offset   5 time of the last   6 rows: offset, time, value
 --   load_lease     2 cell   3 name   4 token   5 ms it has left
@@ -55,6 +55,7 @@ operations.load_mailbox = function(op)
     local box = open(at, owner)
     local entries = box.entries
     box.begun = op[6]
+    box.spare = op[7] ~= 0 and op[7] or nil
     extend(box, op[4])
     for _, row in ipairs(op[5]) do
         local position, entry, expires, bytes, flags, key, digest, mark = unpack(row)

@@ -9,15 +9,16 @@
 --           UTF-8 as if it were Latin-1; or false if there are more records than so many: the caller reads them bit by
 --           bit, since only it decides about them now. try_open: the member that has the home, if it stays there
 
-local utf8 = setmetatable({}, {
-    __index = function(known, letter)
-        local byte = letter:byte()
-        known[letter] = string.char(192 + math.floor(byte / 64), 128 + byte % 64)
-        return known[letter]
-    end,
-})
+local utf8 -- made by the first operation of a call that needs it: most calls open nothing
 
 operations.open = function(op)
+    utf8 = utf8 or setmetatable({}, {
+        __index = function(known, letter)
+            local byte = letter:byte()
+            known[letter] = string.char(192 + math.floor(byte / 64), 128 + byte % 64)
+            return known[letter]
+        end,
+    })
     local at, indexed, found = base(op[2]), {}, {}
     local index = at .. 'i:' .. op[3]
     local attached = operations.attach(op)

@@ -11,7 +11,7 @@ from motorcade.storage import tables
 from motorcade.storage.deltas import Deltas
 from motorcade.storage.files import RocksTables, scan
 from motorcade.storage.homes import home_of_owner
-from motorcade.storage.ports import NO_BOUND, SPARE_ALL, TOKEN_MEMORY, Appended, Bound, Draft, MailboxInfo
+from motorcade.storage.ports import NO_BOUND, SPARE_ALL, TOKEN_MEMORY, Appended, Bound, Draft, MailboxInfo, spared_by
 from motorcade.storage.tables import EndingKind, Head, after_prefix
 from motorcade.storage.transaction.batch import OverlaidBatch
 from motorcade.storage.transaction.payloads import SharedPayloads
@@ -62,9 +62,8 @@ class MailboxChanges:
         """Add the heads that have changed to the deltas."""
         deltas = self._batch.deltas
         for head in self._heads.values():
-            deltas[b"h" + head.prefix[:-1]] = _pack_head(
-                head.last, head.count, head.size_bytes, head.first, head.droppable, head.generation
-            )
+            row = _pack_head(head.last, head.count, head.size_bytes, head.first, head.droppable, head.generation)
+            deltas[b"h" + head.prefix[:-1]] = row + tables.SPARE.pack(head.spare) if head.spare else row
             head.write_at = head.last + tables.TAIL
 
     def written(self, size_bytes: int) -> None:
@@ -178,6 +177,18 @@ class MailboxChanges:
             return False
         self._set_entry(key, tables.with_mark(row, mark))
         return True
+
+    def spare(self, owner: str, position: int) -> None:
+        """Note up to which position entries are in flight."""
+        head = self._used(owner)
+        if head.is_there and head.spare != position:
+            head.spare = position
+            self._heads[owner] = head
+
+    def has(self, owner: str, position: int) -> bool:
+        """Return True if there is such an entry."""
+        head = self._used(owner)
+        return 0 < position <= head.last and self._get_entry(head.prefix + _pack(position)) is not None
 
     def clear(self, owner: str, up_to: int, limit: int) -> int:
         """Remove the oldest entries up to a position; how many."""
@@ -351,10 +362,11 @@ class MailboxChanges:
         generations: Sequence[int] = (),
     ) -> list[Appended]:
         """Append to each owner; the answers in the same order."""
-        if generations:
+        if generations or draft.away:
             gone = self._gone(owners, generations)
-            if gone:
-                return self._append_to_some(owners, draft, now, bound, spared, gone)
+            left_out = gone | self._attached(owners) if draft.away else gone
+            if left_out:
+                return self._append_to_some(owners, draft, now, bound, spared, left_out, gone)
         if not owners:
             return []  # nothing would ever release the payload
         if len(owners) == 1:
@@ -373,7 +385,9 @@ class MailboxChanges:
 
     def _gone(self, owners: Sequence[str], generations: Sequence[int]) -> set[int]:
         """Return which of the owners have no mailbox of the generation that is named (0: any)."""
-        gone = set()
+        gone: set[int] = set()
+        if not generations:
+            return gone
         for index, (owner, generation) in enumerate(zip(owners, generations, strict=True)):
             if generation:
                 head = self._used(owner)
@@ -381,15 +395,30 @@ class MailboxChanges:
                     gone.add(index)
         return gone
 
+    def _attached(self, owners: Sequence[str]) -> set[int]:
+        """Return which of the owners are attached to a member."""
+        if not self._state.attached:
+            return set()
+        return {index for index, owner in enumerate(owners) if self._member_of(owner)}
+
     def _append_to_some(
-        self, owners: Sequence[str], draft: Draft, now: float, bound: Bound, spared: Sequence[int], gone: set[int]
+        self,
+        owners: Sequence[str],
+        draft: Draft,
+        now: float,
+        bound: Bound,
+        spared: Sequence[int],
+        left_out: set[int],
+        gone: set[int],
     ) -> list[Appended]:
-        """Append to the owners whose mailboxes are not gone."""
-        left = [index for index in range(len(owners)) if index not in gone]
+        """Append to the other owners than those that are left out, which is so for some since they are gone."""
+        left = [index for index in range(len(owners)) if index not in left_out]
         safe = [spared[index] for index in left] if spared else ()
         answers = iter(self.append([owners[index] for index in left], draft, now, bound, safe))
         return [
-            Appended(owner, 0, attached=self._member_of(owner), gone=True) if index in gone else next(answers)
+            Appended(owner, 0, attached=self._member_of(owner), gone=index in gone)
+            if index in left_out
+            else next(answers)
             for index, owner in enumerate(owners)
         ]
 
@@ -583,6 +612,8 @@ class MailboxChanges:
     ) -> Appended:
         """Append to a mailbox where something must go, unless it is replaced."""
         head = self._used(owner)
+        if head.spare:
+            spared = spared_by(spared, head.spare)
         if bound.refuse and not self._fits(head, draft.key, size, bound):
             self._payloads.unclaim(row)
             return Appended(owner, 0, 0, (), False, node, False, True)
@@ -765,7 +796,8 @@ def load_head(opened: RocksTables, deltas: Deltas, owner: str, floor: int = 0) -
     if row is None:
         return tables.new_head(owner, where + b"\0", floor)
     head = Head(owner, where + b"\0", keyed=-1, made=True)
-    head.last, head.count, head.size_bytes, head.first, head.droppable, head.generation = tables.parse_head(row)
+    numbers = tables.parse_head(row)
+    head.last, head.count, head.size_bytes, head.first, head.droppable, head.generation, head.spare = numbers
     head.write_at = head.last + tables.TAIL
     for key, entry in scan(opened.entries, head.prefix + _pack(head.last + 1), after_prefix(head.prefix)):
         flags, size_bytes = tables.facts(entry)

@@ -10,14 +10,17 @@ from rocksdict import WriteBatch
 
 from motorcade.storage import packed_rows, tables
 from motorcade.storage.deltas import DeltaWrite
+from motorcade.storage.due import DUE, due_value
 from motorcade.storage.files import RocksTables, scan
 from motorcade.storage.homes import home_of_owner, records_of
 from motorcade.storage.ports import (
     FEED_KEPT,
     Attached,
+    Condition,
     Elsewhere,
     Expect,
     Fence,
+    Holds,
     Lease,
     Opened,
     StoreConflictError,
@@ -76,6 +79,11 @@ class Transaction:
             self._state.deltas.written(self._delta_write)
         self.mailboxes.written(self._size_bytes)
 
+    def _check_entry(self, condition: Holds) -> None:
+        """Raise `StoreConflictError` unless an entry is there."""
+        if not self.mailboxes.has(condition.owner, condition.position):
+            raise StoreConflictError(f"the mailbox {condition.owner} has no entry {condition.position}")
+
     # -- records
 
     def _check_record(self, condition: Expect) -> None:
@@ -105,6 +113,13 @@ class Transaction:
         self._batch.unset("records", where)
         self._state.records -= 1
         return True
+
+    def set_due(self, home: str, at: float) -> None:
+        """Set the time when a home comes up."""
+        if at > 0:
+            self.put_record(DUE, home, due_value(at), 0.0)
+        else:
+            self.delete_record(DUE, home)
 
     # -- streams
 
@@ -229,11 +244,13 @@ class Transaction:
         self.detached[fence.home] = attached
         return True
 
-    def check(self, conditions: Sequence[Expect | Fence]) -> None:
+    def check(self, conditions: Sequence[Condition]) -> None:
         """Raise an error unless all hold."""
         for condition in conditions:
             if isinstance(condition, Fence):
                 self.check_fence(condition)
+            elif isinstance(condition, Holds):
+                self._check_entry(condition)
             else:
                 self._check_record(condition)
 
