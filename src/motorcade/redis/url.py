@@ -4,8 +4,8 @@
     redis+cluster://[user:password@]host[:port],host[:port],…[?option=value&…]
     rediss://… and rediss+cluster://…   the same over TLS
 
-Options: `prefix`, `cells`, `replicas`, `patience`, `unchecked=yes` (see `RedisOptions`); for TLS `ca`, `cert` and
-`key`, each the path of a PEM file. User and password are percent-encoded.
+Options: `prefix`, `cells`, `replicas`, `patience`, `unchecked=yes`, `trace=yes` (see `RedisOptions`); for TLS `ca`,
+`cert` and `key`, each the path of a PEM file. User and password are percent-encoded.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class RedisOptions:
     #: cluster needs about its `cluster-node-timeout` and two seconds more.
     patience: float = 10.0
     blob_cache: int = 32 << 20  #: bytes of payloads kept at hand for readers
+    trace: bool = False  #: for tests: write down in the store what is attached, decided, refused and fenced
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ def _options(values: dict[str, str], options: RedisOptions) -> RedisOptions:
                     options = dataclasses.replace(options, patience=float(text))
                 case "unchecked":
                     options = dataclasses.replace(options, unchecked=text in {"yes", "true", "1"})
+                case "trace":
+                    options = dataclasses.replace(options, trace=text in {"yes", "true", "1"})
                 case _:
                     raise StoreError(f"a Redis URL has no option {name!r}")
     except ValueError as error:

@@ -35,6 +35,7 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:y                 zset    collection NUL key NUL home (if it is in i:home) -> when the record expires
     P:{N}:D                 zset    home -> when it is due
     P:{N}:F                 stream  NUMBER-0 -> n: nonce, d: data: the feed of changes
+    P:{N}:T                 stream  of a store that is traced: what was decided (see trace.lua)
     P:{N}:S:stream          stream  OFFSET-0 -> t: time, v: value
     P:{N}:s:stream          hash    last, time, bytes
     P:{N}:s                 set     streams

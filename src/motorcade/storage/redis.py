@@ -92,7 +92,7 @@ from motorcade.storage.ports import (
 )
 from motorcade.storage.redis_checks import Inspection, agree_on_cells, check_servers, server_info
 from motorcade.storage.redis_format import TIME, pack_entry, raw, unpack_entry
-from motorcade.storage.redis_scripts import ALL, ATTACHED, EXTENT, FIND, HOME, INFO, READ
+from motorcade.storage.redis_scripts import ALL, ATTACHED, COMMIT, EXTENT, FIND, HOME, INFO, READ, TRACED
 from motorcade.storage.redis_tail import RedisTail
 from motorcade.storage.redis_writer import JobStage, Operation, RedisWriter
 from motorcade.storage.wakeups import MAX_WAKE_UPS, Watchers
@@ -1161,7 +1161,8 @@ class RedisStore:
             await servers.open()
             replicas = await check_servers(servers, self._durability, options)
             cells = Cells(options.prefix, await agree_on_cells(servers, options, replicas, self._only_read))
-            core = Core(servers, cells, RedisWriter(servers, cells, replicas), options.blob_cache, self.watchers)
+            writer = RedisWriter(servers, cells, replicas, TRACED if options.trace else COMMIT)
+            core = Core(servers, cells, writer, options.blob_cache, self.watchers)
             if self._only_read:
                 core.writer.fenced = True
             else:

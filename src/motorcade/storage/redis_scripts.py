@@ -1,6 +1,7 @@
 """The Lua files beside this one, put together and known by their digest.
 
 commit   common.lua, all operations, commit.lua: everything that writes
+traced   the same with trace.lua, for tests
 fill     the same with what only an import needs: each function costs every call, whether it is used or not
 join     registers a writer
 read, info, home, attached, find, extent: read only, one file each
@@ -28,6 +29,7 @@ _script = partial(script_of, "motorcade.storage")
 
 COMMIT = _script("common", *OPERATIONS, "commit")
 FILL = _script("common", *OPERATIONS, "load", "commit")  # `load` uses what `append` defines
+TRACED = _script("common", *OPERATIONS, "trace", "commit")
 READ = _script("read")
 INFO = _script("info")
 HOME = _script("home")

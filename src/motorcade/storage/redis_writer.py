@@ -45,6 +45,7 @@ import structlog
 
 from motorcade.commit import Commit
 from motorcade.redis.resp import LostError, RedisConnection, ServerAddress, ServerError
+from motorcade.redis.scripts import Script
 from motorcade.redis.servers import (
     FIRST_PAUSE,
     FULL,
@@ -279,9 +280,9 @@ class Trouble(NamedTuple):
 class RedisWriter:
     """The only place that sends operations."""
 
-    def __init__(self, servers: Servers, cells: Cells, replicas: int) -> None:
+    def __init__(self, servers: Servers, cells: Cells, replicas: int, script: Script = COMMIT) -> None:
         self.name = secrets.token_hex(8)
-        self.script = COMMIT
+        self.script = script
         self.fenced = False
         self.commits = 0
         self.writes = 0

@@ -33,7 +33,7 @@ from motorcade.storage.redis_format import (
     unpack_entry,
     unpack_state,
 )
-from motorcade.storage.redis_scripts import COMMIT, FILL, READ
+from motorcade.storage.redis_scripts import FILL, READ
 from motorcade.storage.redis_writer import MAX_BYTES, MAX_WEIGHT, Operation
 from motorcade.storage.transfer import (
     INLINE,
@@ -283,6 +283,7 @@ class RedisTarget:
 
     def __init__(self, store: RedisStore, now: float) -> None:
         self._core = store.core
+        self._script = self._core.writer.script
         self._core.writer.script = FILL
         self._now = now
         self._hold = self._core.next_hold()
@@ -365,5 +366,5 @@ class RedisTarget:
 
     async def finish(self) -> None:
         await self._write()
-        self._core.writer.script = COMMIT
+        self._core.writer.script = self._script
         await self._core.servers.ask(slot_of(self._meta), "HDEL", self._meta, "importing")

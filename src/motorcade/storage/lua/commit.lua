@@ -30,6 +30,9 @@ end
 local stored = call('GET', KEYS[1])
 local colon = stored and stored:find(':', 1, true)
 if not colon then
+    if trace_call then
+        trace_call(false)
+    end
     return redis.error_reply('FENCED this writer is not registered any more')
 end
 local last = tonumber(stored:sub(1, colon - 1))
@@ -39,6 +42,9 @@ if last == number then
     call('PERSIST', KEYS[1])
     return stored:sub(colon + 1)
 elseif number < last then
+    if trace_call then
+        trace_call(false)
+    end
     return redis.error_reply('STALE a later call was carried out already')
 end
 
@@ -50,6 +56,9 @@ else
     call('DEL', KEYS[1] .. ':?')
 end
 
+if trace_call then
+    trace_call(true)
+end
 local answers, skipped = {}, 0
 for index, op in ipairs(cmsgpack.unpack(ARGV[3])) do
     if skipped > 0 then

@@ -16,6 +16,7 @@ local HEADER_SIZE = 29
 local DROPPABLE = 1
 local BY_DIGEST = 2
 
+local trace_call -- see trace.lua; nil where nothing is traced
 local counted = {} -- base of a cell -> counter -> change
 local referred = {} -- base of a cell -> digest -> change
 
