@@ -2,7 +2,7 @@
 
     record    collection `due`, key: the home, value: the time
 
-What is exported has this form, whichever engine it comes from. The collection is nobody else's.
+What is exported has this form, whichever engine it comes from. The collection is used for nothing else.
 """
 
 from __future__ import annotations

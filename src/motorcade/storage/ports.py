@@ -463,7 +463,7 @@ class Feeds(Protocol):
     def follow(self, after: Sequence[FeedEnd]) -> FeedTail:
         """Read all feeds from these ends on, as `read` does, and wait for what comes; `ValueError` if one is missing.
 
-        It has tasks and perhaps connections of its own: whoever has it closes it.
+        It has tasks and perhaps connections of its own until it is closed.
         """
 
 
@@ -572,7 +572,7 @@ class Coordination(Protocol):
         """Give a home up; an old fence does nothing and answers False. Nothing of the attachment is left."""
 
     def attached(self, member: str, feed: int) -> AsyncIterator[str]:
-        """Homes that a member has attached, of those whose notes go to a feed, each once.
+        """Yield the homes that a member has attached, of those whose notes go to a feed, each once.
 
         Changes meanwhile may or may not be seen. `ValueError` if there is no feed of that number.
         """

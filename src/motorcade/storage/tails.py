@@ -2,8 +2,8 @@
 
     note is written ──> Tails.ring ──> LocalTail.next reads on
 
-The bell tells of nothing but that there may be news: what is given comes from the feed itself. So it may ring for
-nothing; and it is looked without it now and then, for what was written after its writer was told that nobody knows.
+The bell says that there may be news; what is given comes from the feed itself. So it may ring for nothing. A tail looks
+by itself now and then, too: a write of unknown outcome may turn out to be stored later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_ends(after: Sequence[FeedEnd], count: int) -> None:
 
 
 class Tails:
-    """Who follows the feed of a store."""
+    """The readers that follow the feed of a store."""
 
     def __init__(self) -> None:
         self._tails: set[LocalTail] = set()
@@ -47,7 +47,7 @@ class Tails:
         self._tails.discard(tail)
 
     def ring(self) -> None:
-        """There may be news, or an end of all news."""
+        """Let all readers look: there may be news, or the store was closed."""
         for tail in self._tails:
             tail.look(0)
 
