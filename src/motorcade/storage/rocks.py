@@ -824,9 +824,9 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     """Make the changes of a batch."""
     appended: list[Appended] = []
     offsets: list[Sequence[int]] = []
-    generations: list[int] = []
-    notes: list[int] = []
-    detached: list[Fence] = []
+    generations: Sequence[int] = ()  # as most batches have none of these
+    notes: Sequence[int] = ()
+    detached: Sequence[Fence] = ()
     mailboxes = write.mailboxes
     if batch.conditions:
         write.check(batch.conditions)
@@ -847,15 +847,15 @@ def _apply(batch: Batch, write: Transaction) -> Written:
         elif isinstance(step, Mark):
             mailboxes.mark(step.owner, step.position, step.mark)
         elif isinstance(step, Detach):
-            detached.append(step.fence)
+            detached = [*detached, step.fence]
         elif isinstance(step, Make):
-            generations.append(mailboxes.make(step.owner))
+            generations = [*generations, mailboxes.make(step.owner)]
         elif isinstance(step, Spare):
             mailboxes.spare(step.owner, step.position)
         elif isinstance(step, SetDue):
             write.set_due(step.home, step.at)
         elif isinstance(step, AddNote):
-            notes.append(write.add_note(step.data))
+            notes = [*notes, write.add_note(step.data)]
     for fence in detached:
         write.detach(fence)
     return Written(appended, offsets, generations, notes)

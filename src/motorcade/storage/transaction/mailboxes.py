@@ -455,8 +455,11 @@ class MailboxChanges:
         self._put(key, row, self._entries)
         if position >= head.write_at:
             self._heads[owner] = head
-        self._state.entries += 1
-        return Appended(owner, position, replaced, (), False, self._member_of(owner) if self._state.attached else "")
+        state = self._state
+        state.entries += 1
+        if replaced or state.attached:
+            return Appended(owner, position, replaced, (), False, self._member_of(owner))
+        return Appended(owner, position)
 
     def _take_key(self, head: Head, compaction: bytes) -> int:
         """Let a compaction key lead to the entry that comes next; the position of the one it led to, now removed."""
