@@ -23,12 +23,23 @@ class RecentSet(Generic[K]):
         self._young: set[K] = set()
         self._old: set[K] = set()
 
+    @property
+    def full(self) -> bool:
+        """Return True if the next key makes the older set be forgotten."""
+        return len(self._young) >= self._least
+
     def add(self, key: K) -> None:
         """Remember a key."""
-        if len(self._young) >= self._least:
-            self._old = self._young
-            self._young = set()
+        if self.full:
+            self.turn()
         self._young.add(key)
+
+    def turn(self) -> int:
+        """Forget the older set; how many keys."""
+        forgotten = len(self._old)
+        self._old = self._young
+        self._young = set()
+        return forgotten
 
     def clear(self) -> None:
         """Forget all."""

@@ -177,7 +177,11 @@ class Matching(Generic[V]):
 class TopicTree(_Tree[V]):
     """Topics without wildcards; asked with a filter."""
 
-    __slots__ = ()
+    __slots__ = ("looked_at",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked_at = 0  #: levels of topics that the last `matches` has looked at
 
     def matches(self, filter_: str, most: int) -> list[str] | None:
         """Return all topics that a filter matches; None if more than `most` levels of topics have to be looked at."""
@@ -187,6 +191,7 @@ class TopicTree(_Tree[V]):
         seen = 0
         while stack:
             seen += 1
+            self.looked_at = seen
             if seen + len(stack) > most:
                 return None
             node, depth, path = stack.pop()
