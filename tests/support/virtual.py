@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 from unittest.mock import patch
 
 from motorcade import commit
-from motorcade.broker import broker, connection, fastpath, session_reader, session_store, session_writer
+from motorcade.broker import broker, connection, fastpath, relay, session_reader, session_store, session_writer
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
 from motorcade.broker.limits import Limits, SessionOptions
@@ -123,7 +123,7 @@ def standing(clock: Clock) -> Iterator[None]:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
         stack.enter_context(patch.object(Tasks, "note", _crash_task))
         stack.enter_context(patch.object(commit, "_call", _call))
-        for module in (connection, broker, fastpath, session_store, session_writer, session_reader):
+        for module in (connection, broker, fastpath, relay, session_store, session_writer, session_reader):
             for name in {"time", "monotonic"} & vars(module).keys():
                 stack.enter_context(patch.object(module, name, clock))
         yield
@@ -450,6 +450,8 @@ class Client(Peer):
 class MemoryNode:
     """A node without sockets."""
 
+    sessions: ClassVar[type[SessionStore]] = SessionStore
+
     def __init__(
         self,
         session: SessionOptions | None = None,
@@ -475,7 +477,7 @@ class MemoryNode:
             store.loop = cast("asyncio.AbstractEventLoop", self.loop)
         self.session_store: SessionStore | None = None
         if store is not None:
-            self.session_store = SessionStore(
+            self.session_store = self.sessions(
                 store,
                 self.state,
                 cast("asyncio.AbstractEventLoop", self.loop),

@@ -336,9 +336,17 @@ class Broker:
         only = self.state.pubsub.route(message.topic).only
         if only is not None and only.behind and message.qos:
             await self._wait_for(only)
+        relay = self.state.relay
+        if message.qos and relay is not None:
+            while (effect := relay.obstacle(message.topic)) is not None:
+                await effect.commit
+                await asyncio.sleep(0)
         copies = await self._keep(message)
         count = self.state.pubsub.publish(message, time(), copies)
         self.flusher.later()
+        confirmed = relay.confirm() if message.qos and relay is not None else None
+        if confirmed is not None:
+            await confirmed
         return count
 
     async def _match(self, topic: str) -> None:
@@ -367,7 +375,7 @@ class Broker:
         """Store what durable receivers get."""
         store = self.state.store
         copies = self.state.pubsub.to_keep(message) if store is not None else None
-        lasting = [copy for copy in copies or () if copy.session.durable is not None and copy.qos]
+        lasting = [copy for copy in copies or () if copy.lasting]
         if store is not None and lasting:
             self.state.stats.routed += len(lasting)
             try:

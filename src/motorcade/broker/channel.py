@@ -38,7 +38,7 @@ from motorcade.broker.publishing import Publishing, unanswered
 from motorcade.broker.session import Session
 from motorcade.broker.state import BrokerState
 from motorcade.broker.window_state import READY
-from motorcade.commit import is_refusal
+from motorcade.commit import Commit, is_refusal, joined
 from motorcade.core.client import ClientInfo, Credentials
 from motorcade.core.errors import TopicError
 from motorcade.core.message import Message
@@ -485,8 +485,12 @@ class Channel:
         except (ProtocolError, GeneratorExit):  # or the connection has ended meanwhile
             self._take_back(session, before, granted)
             raise
+        commit: Commit[Any] | None = None
         if granted and state.store is not None and session.durable is not None:
             commit = state.store.subscribe(session, [item for item, _ in granted])
+        if state.relay is not None:
+            commit = joined([state.relay.known()] if commit is None else [commit, state.relay.known()])
+        if commit is not None:
             yield Await(commit, hold=True)  # two answers about one filter must not wait at once
             if commit.error is not None:
                 self._take_back(session, before, granted)
@@ -594,9 +598,13 @@ class Channel:
                 reasons.append(ReasonCode.SUCCESS)
             else:
                 reasons.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        commit: Commit[Any] | None = None
         if state.store is not None and session.durable is not None:
             # All that were asked for: one that is gone from memory may be in the store, if that has failed before.
             commit = state.store.subscribe(session, (), filters)
+        if state.relay is not None:
+            commit = joined([state.relay.known()] if commit is None else [commit, state.relay.known()])
+        if commit is not None:
             yield Await(commit, hold=True)
             if commit.error is not None:
                 raise unanswered()

@@ -7,7 +7,8 @@ conversations both ways and compares.
     read -> fast path or channel -> window of each receiver: bytes appended to `out`, window marked dirty
     end of the loop turn -> Flusher.flush: one write per dirty connection
 
-Back-pressure: every reason not to read from a client is a `Pause`: a hook chain, a slow receiver, the store, its rate.
+Back-pressure: every reason not to read from a client is a `Pause`: a hook chain, a slow receiver, the store, another
+member, its rate.
 They add up, and the client is read from again when none is left (`hold`, `resume`). So its packets stay in order, TCP
 slows the sender down, and others are not held up.
 """
@@ -32,6 +33,7 @@ from motorcade.broker.channel import Channel, Refused
 from motorcade.broker.effects import (
     NEXT_TURN,
     Await,
+    AwaitMembers,
     AwaitReceiver,
     BindSession,
     Close,
@@ -79,6 +81,8 @@ class Pause(enum.IntFlag):
     RECEIVER = enum.auto()  #: the receiver of its last message is behind (session, rule 4)
     STORE = enum.auto()  #: its last packet must be stored before the next one is taken
     ANSWERS = enum.auto()  #: too many of its answers wait for the store
+    VIEW = enum.auto()  #: another member may know of subscribers that are not known here
+    PEER = enum.auto()  #: a member that its last message goes to has no room for more
     LONG_PACKET = enum.auto()  #: its last packet is so much work that it goes on in the next turn of the loop
     RATE = enum.auto()  #: it is over its rate limit, of messages or bytes
     TURN = enum.auto()  #: its budget of this turn of the loop is spent
@@ -88,7 +92,9 @@ class Pause(enum.IntFlag):
 
 # Plain integers, as is the set of a connection's reasons: an operator of an enum costs a microsecond.
 #: A packet was taken and is not done with: nothing else may be decided for the client meanwhile.
-SUSPENDED = (Pause.HOOK | Pause.RECEIVER | Pause.STORE | Pause.ANSWERS | Pause.LONG_PACKET).value
+SUSPENDED = (
+    Pause.HOOK | Pause.RECEIVER | Pause.STORE | Pause.ANSWERS | Pause.VIEW | Pause.PEER | Pause.LONG_PACKET
+).value
 #: What has been read already is not taken either. A full socket only ends the reading.
 HELD = SUSPENDED | Pause.RATE.value | Pause.TURN.value
 CLOSING = Pause.CLOSING.value
@@ -482,6 +488,11 @@ class Connection(asyncio.Protocol):
             elif isinstance(effect, AwaitReceiver):
                 self._wait_for(effect.session, steps)
                 return False
+            elif isinstance(effect, AwaitMembers):
+                self.hold(Pause.VIEW if effect.view else Pause.PEER)
+                self._steps_behind = steps
+                effect.commit.then(self.caught_up)
+                return False
             elif effect is NEXT_TURN:
                 self.hold(Pause.LONG_PACKET)
                 self._steps_behind = steps
@@ -505,7 +516,7 @@ class Connection(asyncio.Protocol):
         session = self.session = effect.session
         session.link = self
         state = self.broker.state
-        state.registry.connect()
+        state.registry.connect(session)
         self.deadline = effect.keep_alive * state.limits.keep_alive_factor
         self.expires_at = effect.expires_at
         limits = state.limits
@@ -543,7 +554,8 @@ class Connection(asyncio.Protocol):
             self._steps_behind = steps
             acks.join(effect.commit, self._after_wait, first=self._answering)
             return False
-        acks.join(effect.commit, partial(self._answer, session, steps), 1, effect.size, first=self._answering)
+        go_on = partial(self._answer, session, steps)
+        acks.join(effect.commit, go_on, 1, effect.size, first=self._answering, routed=effect.routed)
         if not _crowd(acks):
             return True
         self.hold(Pause.ANSWERS)
@@ -609,7 +621,7 @@ class Connection(asyncio.Protocol):
         if self.closing:
             steps.close()
             return
-        self._go_on(steps, None, Pause.RECEIVER | Pause.STORE | Pause.LONG_PACKET)
+        self._go_on(steps, None, Pause.RECEIVER | Pause.STORE | Pause.VIEW | Pause.PEER | Pause.LONG_PACKET)
 
     async def _wait(self, steps: Steps, waiting: Any) -> None:
         answer = await waiting

@@ -23,6 +23,10 @@ Rule 5: a full mailbox drops what waits, never what was sent. While the client i
         QoS 0 and tells that there is too much, and the oldest that waits is chosen here (`discard`). For the same
         reason a connection sends nothing before what was appended in its absence is committed (`_hold`).
 Rule 6: nothing here waits. `SessionStore` reads and writes, and calls back.
+Rule 7: in a cluster other members append too, and tell of it when it is committed (`hinted`). Only what is known to be
+        committed is read (`confirmed_to`): all that was there before the session was attached here, before an own
+        write, or before an entry that another member tells of. The mailbox is the members' together: what goes into it
+        leaves the figures of the one, and comes into those of the other when it is delivered or dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from motorcade.broker.session_records import ENTRY, message_from, owner_of
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
-from motorcade.storage.ports import SPARE_ALL, Bound, Entry
+from motorcade.storage.ports import SPARE_ALL, Bound, Entry, MailboxInfo
 
 if TYPE_CHECKING:
     from motorcade.broker.session import Session
@@ -123,8 +127,10 @@ class DurableQueue:
         "catch_up_to",
         "coming",
         "coming_size",
+        "confirmed_to",
         "cursor",
         "epoch",
+        "generation",
         "held",
         "kept",
         "open",
@@ -133,6 +139,7 @@ class DurableQueue:
         "sent",
         "sent_to",
         "session",
+        "shared",
         "store",
         "tail",
         "unread",
@@ -148,6 +155,9 @@ class DurableQueue:
         self.session = session
         self.store = store
         self.owner = owner_of(session.client.client_id)
+        self.generation = 0  #: of the mailbox; 0: any
+        self.shared = session.shared.clustered  #: other members append to the mailbox too (rule 7)
+        self.confirmed_to = 0 if self.shared else UNKNOWN  #: entries up to here are committed, wherever they came from
         self.cursor = 0  #: everything up to here has been read (by this connection)
         self.tail = 0  #: highest position heard of
         self._base = 0  # below the first position heard of; mailboxes do not begin with 1 (ports, rule 9)
@@ -155,7 +165,8 @@ class DurableQueue:
         self.coming = 0  #: entries handed to the store whose position is not known yet
         self.coming_size = 0  #: bytes of their payloads
         self.kept = 0  #: entries of this process in the store
-        self.before = UNKNOWN if restored else 0  #: entries up to here are of the process before
+        #: Entries up to here are of the process before; of a shared mailbox all are, as far as the figures go.
+        self.before = UNKNOWN if restored or self.shared else 0
         self._counted: set[int] | None = None  # dropped, though the store may have them yet
         self._gone: set[int] | None = None  # in flight, and removed from the store because they have expired
         #: Position up to which the client has to get what was kept while it was away before QoS 0 goes out; 0: it has.
@@ -226,6 +237,16 @@ class DurableQueue:
 
     # -- the connection comes and goes
 
+    def wake(self, mailbox: MailboxInfo) -> None:
+        """Note that this member of a cluster has attached the session, and how its mailbox was then."""
+        self.generation = mailbox.generation
+        self.confirm(mailbox.last)
+        self.tail = max(self.tail, mailbox.last)  # a late word of an earlier entry brings nothing new
+
+    def confirm(self, position: int) -> None:
+        """Note that everything up to an entry is committed."""
+        self.confirmed_to = max(self.confirmed_to, position)
+
     def begin(self) -> None:
         """Begin with the oldest entry: a client is there and has got its CONNACK."""
         self.open = True
@@ -290,33 +311,55 @@ class DurableQueue:
 
         Position 0: it was not committed, or the queue was full. `repeated`: it was there before.
         """
-        if position and not repeated:
+        if position and self.shared:
+            self.confirm(position)
+            self.session.shared.stats.withdrawn["elsewhere"] += not repeated
+        elif position and not repeated:
             if position <= self.before:
                 self.before = position - 1
             self.kept += 1
             self.session.shared.kept += 1
         self.coming -= 1
         self.coming_size -= size
-        if not self.tail:
-            self._base = max(0, position - 1)
-        self.tail = max(self.tail, position)
         if self._hold:
             self._hold -= 1
             if not self._hold:
                 self.session.go_on()
+        self._take_in(position, frame, size)
+
+    def hinted(self, position: int, entry: Entry) -> None:
+        """Take in an entry that another member has appended; it is committed."""
+        self.confirm(position)
+        self._take_in(position, entry, len(entry.payload))
+        self.session.note_backlog(self.backlog, self.backlog_size)
+
+    def _take_in(self, position: int, what: Entry | Frame | None, size: int) -> None:
+        """Have an entry sent from memory if nothing waits before it."""
+        if not self.tail:
+            self._base = max(0, position - 1)
+        self.tail = max(self.tail, position)
         if not self.open or position <= self.cursor:
             return  # the client is away, or it is read already
         is_next = position == self.cursor + 1 and not self.reading and not self.unread
-        if frame is not None and is_next and len(self._ahead) < AHEAD and self._ahead_size < AHEAD_BYTES:
+        if what is not None and is_next and len(self._ahead) < AHEAD and self._ahead_size < AHEAD_BYTES:
             self.cursor = position
-            self._ahead.append((position, frame))
+            self._ahead.append((position, what))
             self._ahead_size += size
         else:
             self._unread_size += size
 
     def look_again(self) -> None:
         """Read again: a write has failed with an unknown outcome, so there may be entries that were not told of."""
-        if self.open:
+        if self.shared:
+            self.store.reader.look_again((self,))
+        elif self.open:
+            self.unread = True
+            self.session.go_on()
+
+    def confirmed(self, last: int) -> None:
+        """Read on: everything up to an entry is committed now, whether or not anybody has told of it."""
+        self.confirm(last)
+        if self.open and last > self.cursor:
             self.unread = True
             self.session.go_on()
 
@@ -325,10 +368,11 @@ class DurableQueue:
         self.reading = False
         size = 0
         for number, entry in enumerate(entries):
-            if self.coming and entry.position > max(self.tail, self.before):
+            awaited = self.coming and entry.position > max(self.tail, self.before)
+            if awaited or entry.position > self.confirmed_to:
                 # It is in the store, but perhaps not as safe yet as it should be: its commit is awaited.
                 entries = entries[:number]
-                tail = 0
+                tail = self.confirmed_to if self.shared else 0
                 break
             self.cursor = entry.position
             size += len(entry.payload)
@@ -343,7 +387,7 @@ class DurableQueue:
         if len(entries) < limit:
             self.cursor = max(self.cursor, tail)
             self.unread = False
-            if self.before == UNKNOWN and not self.coming:
+            if self.before == UNKNOWN and not self.coming and not self.shared:
                 self.before = self.cursor
             if self.cursor >= self.tail:
                 self._unread_size = 0  # what was pushed out or has expired is never read

@@ -7,6 +7,7 @@ NEXT_TURN                     go on in the next turn of the event loop; others h
 BindSession(session, …)       the client is let in: bind this connection to the session
 RenewCredentials(expires_at)  the client has shown new credentials
 AwaitReceiver(session)        go on when a receiver that is behind has caught up
+AwaitMembers(commit, view)    go on when other members can be relied on again, or have room for more
 Await(commit)                 go on when something is stored, in the order in which it was asked for; other packets
                               of the client are taken meanwhile, unless `hold`
 PublishWill(message)          publish a will of some session
@@ -79,6 +80,15 @@ class Await:
     commit: Commit[Any]
     hold: bool = False  #: take no packets meanwhile
     size: int = 0  #: bytes of the message that waits
+    routed: bool = False  #: the message is delivered already, and only its answer waits
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitMembers:
+    """Go on when a commit of the cluster is done; take no packets meanwhile."""
+
+    commit: Commit[None]
+    view: bool  #: members may know of subscribers that are not known here; else one of them has no room for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,7 @@ Effect = (
     | BindSession
     | RenewCredentials
     | AwaitReceiver
+    | AwaitMembers
     | Await
     | PublishWill
     | Close

@@ -14,10 +14,14 @@ A packet goes to the channel if one of these holds for it. Each place that leave
     hooks         PUBLISH       route.slow, and no plugin takes it plain (QoS 1)          hooks see the message
     properties    PUBLISH       it has some (MQTT 5)                                      they decide, or are sent on
     order         QoS 0         route.kept while answers of this read wait for the store  it may be stored after them
+    remote        PUBLISH       QoS 0 for sessions that sleep elsewhere; QoS 2 for peers; it may be stored, or have to
+                                a peer has no room, or its node chooses of a group        wait for its peers
     id            QoS 1, 2      no packet id, or 0                                        wrong
     kept          QoS 1, 2      route.kept without route.lasting, or at QoS 2             stored by other rules
     durable       QoS 2         its session is durable; PUBREC, PUBREL, PUBCOMP as well   packet ids are stored
-    answers       QoS 1, 2      answers wait for the store, and route.lasting is empty    its answer must not pass them
+    view          QoS 1, 2      members may know of subscribers that are not known here   the publisher waits
+    answers       QoS 1, 2      answers wait for the store, and route.lasting is empty;   its answer must not pass them
+                                for peers, and it is QoS 2, or has no receiver
     behind        QoS 1, 2      route.only is BEHIND                                      the publisher waits
     store         QoS 1         the store has as much to do as it may, or MAX_ROWS        the publisher waits
     awaiting      QoS 2         packet id known, or max_awaiting_rel reached              a repetition, or refused
@@ -36,23 +40,33 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from motorcade.broker.channel import Channel
 from motorcade.broker.frames import IDS, RELEASED, Frame, build
+from motorcade.broker.outgoing import Outgoing
 from motorcade.broker.pubsub import Receivers, Route
 from motorcade.broker.session import Session
 from motorcade.broker.session_writer import MAX_ROWS, MessageBatch, PlainMessage, SessionWriter
 from motorcade.broker.window_state import BEHIND, READY
 from motorcade.clock import time
 from motorcade.commit import Commit, commit_of
+from motorcade.core.client import ClientInfo
 from motorcade.mqtt import codec
+
+if TYPE_CHECKING:
+    from motorcade.broker.relay import Relay
 
 PACKETS_PER_TURN = 2048  #: packets of one client before the others have their turn
 WHOLE_TURN = range(PACKETS_PER_TURN - 1, -1, -1)  #: made once: a read has one packet, mostly
 MAX_DELIVERIES = 32_768  #: copies sent in one run before other connections have their turn
 OTHER_COST = 32  #: copies that one counts as which is not sent at once: queued, encoded on its own, for a shared group
 MAX_RUN = 2048  #: QoS 0 packets taken as one
+
+# Why the next answer of a client waits, as flags.
+ROUTED = 1  #: peers have not taken over a message of it; others may be delivered meanwhile
+UNROUTED = 2  #: a message of it must be stored before it, and others after it, are delivered
+UNKNOWN = 4  #: routes may lack a receiver, so nothing of QoS 1 and 2 is delivered
 
 
 def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, budget: int) -> tuple[int, int]:
@@ -84,13 +98,18 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     told = durable or session.scheduler is not None  # the store or a source hears of what it acknowledges
     writer = state.store.writer if state.store is not None else None
     taken = pubsub.taken if routes is pubsub.routes else None  # without access control, also topics never seen
-    batch: MessageBatch | None = None  # messages to be stored
-    done: object = None  # or what a plugin has said that it waits for
+    batch: MessageBatch | None  # messages to be stored
+    done: object  # or what a plugin has said that it waits for, or the peers
+    outgoing: Outgoing | None  # packets for these
+    batch = done = outgoing = None
     numbers: list[bytes] = []  # packet ids of these messages
     told_octets = 0  # of those whose answers wait already
     acks = session.acks
-    # Answers wait for the store, and this client's next ones must not pass them.
-    acks_wait = acks is not None and acks.answers > 0
+    acks_wait = 0
+    if acks is not None and acks.answers:
+        acks_wait = UNROUTED if acks.unrouted else ROUTED
+    if state.relay is not None and not state.relay.cluster.holds:
+        acks_wait = UNKNOWN
     try:
         for left in WHOLE_TURN if budget == PACKETS_PER_TURN else range(budget - 1, -1, -1):  # noqa: B007 - afterwards
             if i >= enough:
@@ -130,13 +149,13 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     if taken_by is None:
                         break  # leave: hooks
                     if taken_by is not done and numbers:  # they may fare differently
-                        _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
+                        _answer_later(session, numbers, writer, batch, done, stored_octets - told_octets)
                         numbers = []
                         told_octets = stored_octets
                         batch = None
                     done = taken_by
                     numbers.append(number)
-                    acks_wait = True
+                    acks_wait |= UNROUTED
                     stored += 1
                     stored_octets += end - stop - 2 - v5
                     i = end
@@ -148,13 +167,16 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                 if first == 0x30:
                     if v5 and data[stop]:
                         break  # leave: properties
-                    if route.kept and numbers:
-                        break  # leave: order
+                    if route.beyond:
+                        if route.kept and numbers:
+                            break  # leave: order
+                        if route.elsewhere is not None and route.elsewhere.sleepers:
+                            break  # leave: remote
                     size = end - i
                     last = end
                     head = data[i:stop]
                     # Copies of `rest` and `groups` keep their place between the others.
-                    if data.startswith(head, last) and not route.rest and not route.groups:
+                    if data.startswith(head, last) and not route.single:
                         until = min(n, i + size * MAX_RUN)
                         while last + size <= until and not (v5 and data[last + stop - i]):
                             last += size
@@ -164,25 +186,40 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     received += count
                     octets += count * (end - stop - v5)
                     if not route.count:
-                        state.stats.dropped["no_subscribers"] += count
+                        if route.elsewhere is None:
+                            state.stats.dropped["no_subscribers"] += count
                     else:
-                        went = _qos0(route, data, i, stop, end, last, channel, dirty)
+                        went = deliver_qos0(route, data, i, stop, end, last, client, dirty, v5=v5)
                         sent += went
-                        if route.rest or route.groups:
+                        if route.single:
                             wall = wall or time()
                             pubsub.deliver_rest(route, (head, data[stop:end], client), version, client, wall)
                         if went != count * route.count:
                             most -= OTHER_COST * (count * route.count - went)
                         if sent > most:
                             enough = -2
+                    if route.beyond and route.elsewhere is not None and route.elsewhere.all is not None:
+                        outgoing = outgoing or _outgoing(state.relay, client, version, data)
+                        outgoing.add(route.elsewhere.all, i, last, count)
                     i = last
                     continue
-                if route.kept and (not route.lasting or first != 0x32):
-                    break  # leave: kept
+                if route.beyond:
+                    if route.kept and (not route.lasting or first != 0x32):
+                        break  # leave: kept
+                    if route.elsewhere is not None and route.elsewhere.chooses:
+                        break  # leave: remote
+                    if route.live is not None:
+                        if first != 0x32 or route.live.full is not None:
+                            break  # leave: remote
+                        acks_wait = acks_wait or ROUTED
                 if durable and first == 0x34:
                     break  # leave: durable
-                if acks_wait and not route.lasting:
-                    break  # leave: answers
+                if acks_wait:
+                    if acks_wait >= UNKNOWN:
+                        break  # leave: view
+                    later = acks_wait == ROUTED and first == 0x32 and (route.count or route.live is not None)
+                    if not route.lasting and not later:
+                        break  # leave: answers
                 if stop + 2 > end - v5:
                     break  # leave: id
                 if v5 and data[stop + 2]:
@@ -198,18 +235,18 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                         break  # leave: store
                     if batch is None or batch.rows + len(lasting) > MAX_ROWS:
                         if numbers:
-                            _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
+                            _answer_later(session, numbers, writer, batch, done, stored_octets - told_octets)
                             numbers = []
                             told_octets = stored_octets
                             done = None
-                        batch = MessageBatch()
+                        batch = MessageBatch(writer.bound)
                     wall = wall or time()
                     frame = (data[i:stop], data[stop + 2 : end], client)
                     batch.add(PlainMessage(route, frame, data[stop + 2 + v5 : end], client, version), lasting, wall)
                     numbers.append(number)
-                    acks_wait = True
+                    acks_wait |= UNROUTED
                     stored += 1
-                    copies += route.count
+                    copies += len(lasting)
                     stored_octets += end - stop - 2 - v5
                     i = end
                     continue
@@ -226,23 +263,25 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     awaiting[key] = wall
                     acknowledgement = 0x50
                 received += 1
-                answers += 1
                 octets += end - stop - 2 - v5
                 if route.count:
                     frame = (data[i:stop], data[stop + 2 : end], client)
-                    went = _qos1(route, frame, v5, dirty) if first == 0x32 else _qos2(route, frame, v5, dirty)
+                    went = deliver_qos1(route, frame, v5, dirty) if first == 0x32 else _qos2(route, frame, v5, dirty)
                     sent += went
-                    if route.rest or route.groups:
+                    if route.single:
                         wall = wall or time()
                         pubsub.deliver_rest(route, frame, version, client, wall)
                     if went != route.count:
                         most -= OTHER_COST * (route.count - went)
                     if sent > most:
                         enough = -2
-                    if not out:
-                        dirty.append(session)
-                    out += (_ACKNOWLEDGED[acknowledgement], number)  # both or none, if memory ends
-                else:
+                    if not acks_wait:
+                        answers += 1
+                        if not out:
+                            dirty.append(session)
+                        out += (_ACKNOWLEDGED[acknowledgement], number)  # both or none, if memory ends
+                elif not acks_wait:
+                    answers += 1
                     state.stats.dropped["no_subscribers"] += 1
                     if not out:
                         dirty.append(session)
@@ -250,6 +289,13 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                         out.append(_UNHEARD[acknowledgement] + number + b"\x10")
                     else:
                         out.append(_ACKNOWLEDGED[acknowledgement] + number)
+                if acks_wait:  # for peers that get it, or because answers before it wait for them
+                    outgoing = outgoing or _outgoing(state.relay, client, version, data)
+                    if route.live is not None:
+                        outgoing.add(route.live, i, end, 1)
+                    outgoing.size += end - stop - 2 - v5
+                    done = outgoing
+                    numbers.append(number)
             elif length == 2:
                 key = data[body] << 8 | data[body + 1]
                 if first == 0x40:  # PUBACK
@@ -300,8 +346,10 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
             i = end
         return i, left if enough > -2 else 0
     finally:
+        if outgoing is not None:
+            outgoing.close()
         if numbers:
-            _answer_later(session, numbers, _commit(writer, batch, done), stored_octets - told_octets)
+            _answer_later(session, numbers, writer, batch, done, stored_octets - told_octets)
         if freed and (told or session.state is not READY):
             _pump(session)
         stats = state.stats
@@ -337,18 +385,36 @@ def _topic(data: bytes, max_levels: int) -> str:
     return topic
 
 
+def _outgoing(relay: Relay | None, client: ClientInfo, version: int, data: bytes) -> Outgoing:
+    assert relay is not None  # noqa: S101 - without it no route has peers, and no answer waits for them
+    return relay.outgoing(client, version, data)
+
+
 def _commit(writer: SessionWriter | None, batch: MessageBatch | None, done: object) -> Commit[Any]:
-    """Write messages, or take the commit of a plugin that does."""
+    """Write messages, or take the commit of a plugin that does, or of peers that have them."""
     if batch is not None and writer is not None:
         return writer.write_messages(batch)
+    if isinstance(done, Outgoing):
+        return done.confirm()
     return done if isinstance(done, Commit) else commit_of(cast("asyncio.Future[Any]", done))
 
 
-def _answer_later(session: Session, numbers: list[bytes], commit: Commit[Any], size: int) -> None:
-    """Send PUBACK for all of them when they are stored."""
+def _answer_later(
+    session: Session,
+    numbers: list[bytes],
+    writer: SessionWriter | None,
+    batch: MessageBatch | None,
+    done: object,
+    size: int,
+) -> None:
+    """Send PUBACK for all of them when they are stored, or peers have them."""
+    commit = _commit(writer, batch, done)
+    routed = False
+    if batch is None and isinstance(done, Outgoing):
+        routed, size, done.size = True, done.size, 0
     link = session.link
     if link is not None:
-        session.ack_queue().join(commit, partial(link.acknowledge, numbers, commit), len(numbers), size)
+        session.ack_queue().join(commit, partial(link.acknowledge, numbers, commit), len(numbers), size, routed=routed)
 
 
 def _pump(session: Session) -> None:
@@ -356,11 +422,19 @@ def _pump(session: Session) -> None:
         session.link.pump_later()
 
 
-def _qos0(
-    route: Route, data: bytes, i: int, stop: int, end: int, last: int, channel: Channel, dirty: list[Session]
+def deliver_qos0(
+    route: Route,
+    data: bytes,
+    i: int,
+    stop: int,
+    end: int,
+    last: int,
+    client: ClientInfo,
+    dirty: list[Session],
+    *,
+    v5: bool,
 ) -> int:
     """Deliver QoS 0 packets data[i:last], each as long as the first, to the plain receivers; how many were sent."""
-    v5 = channel.context.version == 5
     same, other = (route.v5_all, route.v3_all) if v5 else (route.v3_all, route.v5_all)
     size = end - i
     held = 0
@@ -374,16 +448,16 @@ def _qos0(
                 out.append(packets)
             else:
                 for at in range(i, last, size):
-                    session.hold((data[i:stop], data[at + stop - i : at + size], channel.client))
+                    session.hold((data[i:stop], data[at + stop - i : at + size], client))
                     held += 1
     if other:
         for at in range(i, last, size):
-            frame = _for_other(route, (b"", data[at + stop - i : at + size], channel.client), 0, v5)
+            frame = _for_other(route, (b"", data[at + stop - i : at + size], client), 0, v5)
             held += _unwindowed(other, frame, dirty)
     return (len(same) + len(other)) * ((last - i) // size) - held
 
 
-def _qos1(route: Route, frame: Frame, v5: bool, dirty: list[Session]) -> int:
+def deliver_qos1(route: Route, frame: Frame, v5: bool, dirty: list[Session]) -> int:
     """Deliver a QoS 1 message to the plain receivers, QoS 0 ones among them; how many were sent."""
     if v5:
         same, other, low, low_other = route.v5_from_1, route.v3_from_1, route.v5_qos0, route.v3_qos0

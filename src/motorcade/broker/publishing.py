@@ -3,7 +3,8 @@
 Topic aliases, the receive maximum towards the client, and QoS 2 of a publisher are handled here.
 
     PUBLISH ─▶ access ─▶ hooks ─▶ stored for durable receivers ─▶ routed ─▶ PUBACK or PUBREC
-                                    └ with the packet id, if it is QoS 2 of a durable publisher
+                                    └ with the packet id, if it     └ also to other members, which the answer waits for
+                                      is QoS 2 of a durable publisher
 
 QoS 2 is routed at PUBLISH, once per packet id until PUBREL. Where batches are not atomic, a message may be stored for
 some of its receivers only (`Doubt`): it is not answered, and when the client repeats it, it keeps its guid, by which
@@ -194,6 +195,9 @@ class Publishing:
         only = route.only
         if only is not None and only.lag is BEHIND and packet.qos and only is not session and not session.behind:
             yield AwaitReceiver(only)  # (a client that is behind itself must be read from, or both would wait for ever)
+        if packet.qos and state.relay is not None:
+            while (effect := state.relay.obstacle(message.topic)) is not None:
+                yield effect
         kept = _taken(message) or _taken(given)
         pending = _after(message) if message is given else _after(message) + _after(given)
         if pending and packet.qos == 2 and session.durable is not None:
@@ -202,12 +206,18 @@ class Publishing:
             if refusal is not None:
                 return self._not_kept(refusal, doubt)
             pending = []
+            while state.relay is not None and not state.relay.cluster.holds:
+                yield Await(state.relay.cluster.again())  # other packets have been taken meanwhile: nothing is held
         chosen = doubt.chosen if doubt is not None else NOBODY
         copies = self._keep(session, message, packet, wall, chosen, pending)
         refusal = yield from self._stored(session, message, packet, pending, copies)
         if refusal is not None:
             return self._not_kept(refusal, doubt)
         count = state.pubsub.publish(message, wall, copies)
+        if packet.qos and state.relay is not None:
+            confirmed = state.relay.confirm()
+            if confirmed is not None or session.acks_wait:
+                yield Await(confirmed or Commit.stored(None), size=len(packet.payload), routed=True)
         return (ReasonCode.SUCCESS if count or kept else ReasonCode.NO_MATCHING_SUBSCRIBERS), "", ()
 
     def _not_kept(self, why: str, doubt: Doubt | None) -> Answer:
@@ -230,7 +240,7 @@ class Publishing:
         if store is None or not packet.qos:
             return None
         copies = self.state.pubsub.to_keep(message, chosen)
-        lasting = [copy for copy in copies or () if copy.session.durable is not None and copy.qos]
+        lasting = [copy for copy in copies or () if copy.lasting]
         self.state.stats.routed += len(lasting)
         if packet.qos == 2 and session.durable is not None:
             pending.append(store.writer.accept(message, lasting, wall, session, packet.packet_id))
@@ -250,7 +260,9 @@ class Publishing:
         if not packet.qos:
             return None
         if not pending:
-            yield from self.in_turn(session)
+            # What waits for other members only is delivered already, and this message need not wait for that.
+            if self.state.relay is None or session.acks is None or session.acks.unrouted:
+                yield from self.in_turn(session)
             return None
         commit = pending[0] if len(pending) == 1 else joined(pending)
         yield Await(commit, size=len(packet.payload))

@@ -9,6 +9,7 @@ tuple without decisions in it.
     groups               shared subscriptions; each gives the message to one of its members
     kept                 those with a durable session: QoS 1 and 2 go through its mailbox in the store,
                          QoS 0 the way of the others
+    elsewhere            those on other nodes: peers that want it live, and durable sessions that are not attached here
 
 A session with several matching subscriptions gets one copy, with the highest QoS of them and all their identifiers.
 """
@@ -18,40 +19,50 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from motorcade.broker.frames import Frame, frame_of, is_released, message_of, qos_of
 from motorcade.broker.limits import Limits
+from motorcade.broker.remote_router import DURABLE, LIVE, Links
 from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
 from motorcade.broker.session_context import SessionContext
+from motorcade.broker.subscribers import Options, Subscriber
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import matches, split_share
 from motorcade.core.trie import Matching
+from motorcade.extension.cluster import Peer
 from motorcade.extension.hooks import Callback, Chain, Hooks
+
+if TYPE_CHECKING:
+    from motorcade.broker.interest import Interest
+    from motorcade.broker.relay import Relay
 
 NOBODY: Mapping[str, str] = {}
 
 ROUTES = 100_000  #: topics whose route is remembered
 LEVELS_PER_TURN = 8192  #: levels of filters that a new topic is compared with before others have their turn
 
+R = TypeVar("R", Session, Subscriber)
+M = TypeVar("M")
 
-class Target:
+
+class Target(Generic[R]):
     """One receiver of a topic, with all its matching subscriptions taken together."""
 
     __slots__ = ("identifiers", "no_local", "own", "qos", "retain_as_published", "session")
 
-    def __init__(self, session: Session, subscription: Subscription) -> None:
-        self.session = session
+    def __init__(self, session: R, subscription: Subscription | Options) -> None:
+        self.session: R = session
         self.qos = subscription.qos
         self.retain_as_published = subscription.retain_as_published
         self.identifiers: tuple[int, ...] = (subscription.identifier,) if subscription.identifier else ()
         self.no_local = subscription.no_local  #: some subscription is not for the session's own messages
-        self.own: Target | None = None  #: what is left for these, if `no_local`; None: nothing
+        self.own: Target[R] | None = None  #: what is left for these, if `no_local`; None: nothing
 
-    def merge(self, subscription: Subscription) -> None:
+    def merge(self, subscription: Subscription | Options) -> None:
         """Add one more matching subscription of the same session."""
         if subscription.no_local and not self.no_local:
             self.own = Target(self.session, Subscription("", self.qos, retain_as_published=self.retain_as_published))
@@ -67,20 +78,37 @@ class Target:
         if subscription.identifier:
             self.identifiers += (subscription.identifier,)  # [MQTT-3.3.4-3]
 
-    @property
-    def plain(self) -> bool:
-        """True if the shared bytes serve this receiver."""
-        return not self.identifiers and not self.no_local and not self.session.special
+    def towards(self, publisher: str) -> Target[R] | None:
+        """Return what counts for a publisher's messages; None: they are not for this receiver. [MQTT-3.8.3-3]"""
+        return self.own if self.no_local and publisher == self.session.client_id else self
+
+
+class GroupPeer:
+    """A peer that is to give a message to one of its members of a group."""
+
+    __slots__ = ("client_id", "peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.client_id = ""  # it is not known here which one
 
 
 class Copy(NamedTuple):
     """The copy of a message for one receiver."""
 
-    session: Session
+    session: Session | Subscriber | GroupPeer
     qos: int
     retain: bool
     identifiers: tuple[int, ...]
     group: SharedGroup | None = None  #: that has chosen this receiver
+
+    @property
+    def lasting(self) -> bool:
+        """Return True if it goes through a mailbox in the store."""
+        if not self.qos:
+            return False
+        session = self.session
+        return session.durable is not None if isinstance(session, Session) else isinstance(session, Subscriber)
 
 
 Receivers = tuple[Session, ...]
@@ -89,21 +117,54 @@ Receivers = tuple[Session, ...]
 NO_RECEIVERS: tuple[Receivers, Receivers, Receivers, Receivers, Receivers] = ((), (), (), (), ())
 
 
+class Elsewhere:
+    """The receivers of a topic on other nodes."""
+
+    __slots__ = ("all", "asleep", "groups", "live", "subscribers")
+
+    def __init__(
+        self,
+        links: tuple[Links | None, Links | None],
+        subscribers: tuple[Target[Subscriber], ...],
+        groups: tuple[SharedGroup, ...],
+        asleep: Callable[[Subscriber], bool],
+    ) -> None:
+        """`asleep` says whether a session is attached to no member."""
+        self.all, self.live = links  #: peers that get messages of QoS 0, and those that get others
+        self.subscribers = subscribers  #: durable sessions that are not attached here
+        self.groups = groups  #: those with members there
+        self.asleep = asleep
+
+    @property
+    def sleepers(self) -> bool:
+        """Return True if a session sleeps: messages of QoS 0 are stored for it."""
+        return any(self.asleep(target.session) for target in self.subscribers)
+
+    @property
+    def chooses(self) -> bool:
+        """Return True if the member of some group that gets the next message is not here."""
+        return any(not group.online for group in self.groups)
+
+
 class Route:
     """Receivers of one topic. `from_N` are those with a granted QoS of at least N."""
 
     __slots__ = (
         "as_published",
+        "beyond",
         "bodies",
         "count",
+        "elsewhere",
         "groups",
         "kept",
         "lasting",
+        "live",
         "only",
         "plain",
         "publish_hooks",
         "rest",
         "retain_hooks",
+        "single",
         "slow",
         "stale",
         "targets",
@@ -118,35 +179,46 @@ class Route:
         "v5_qos0",
         "v5_qos1",
         "v5_qos2",
+        "weight",
     )
 
     def __init__(
         self,
         topic: str,
-        targets: list[Target],
+        targets: list[Target[Session]],
         groups: tuple[SharedGroup, ...],
         hooks: Hooks,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.topic = topic
         self.stale = False
         self.groups = groups
         self.publish_hooks, self.retain_hooks = hooks.publish_chains(topic)
-        self.count = len(targets) + len(groups)
+        self.count = len(targets) + len(groups)  #: receivers on this node
+        self.elsewhere = elsewhere
+        self.live = elsewhere.live if elsewhere is not None else None  #: peers that get messages of QoS 1 and 2
+        others = elsewhere.subscribers if elsewhere is not None else ()
+        self.weight = self.count + len(others)  #: receivers that the route refers to
         #: takes plain messages of this topic for itself, and no other plugin wants to see them
         self.plain = _plain(self.publish_hooks)
+        unheard = not self.count and elsewhere is None
         #: a plugin wants to see every message of this topic: the fast path leaves them to the channel
-        self.slow = self.publish_hooks is not None or (not self.count and hooks.message_dropped is not None)
+        self.slow = self.publish_hooks is not None or (unheard and hooks.message_dropped is not None)
         #: a receiver's messages of QoS 1 and 2 go through the store: the fast path leaves them to the channel
-        self.kept = any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
-        plain = [t for t in targets if t.plain]
+        self.kept = (
+            bool(others) or any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
+        )
+        self.beyond = self.kept or elsewhere is not None  #: not all of it is for windows of this node
+        plain = [t for t in targets if _is_plain(t)]
         #: the session that alone gets the messages of this topic; its publishers may wait for it (session, rule 4)
-        self.only = targets[0].session if len(targets) == 1 and not groups else None
+        self.only = targets[0].session if len(targets) == 1 and not groups and elsewhere is None else None
         self.targets = tuple(targets) if self.kept else ()  #: all of them, where one of them has to be chosen
         #: if all receivers are durable and take QoS 1: what they get; the fast path stores such messages itself
-        self.lasting = _lasting(targets) if self.kept and not groups else ()
+        self.lasting = _lasting((*targets, *others)) if self.kept and not groups and self.live is None else ()
         #: see `session_writer.PlainMessage`; made when first needed, since many routes are remembered
         self.bodies: dict[tuple[object, ...], bytes] | None = None
-        self.rest = tuple(t for t in targets if not t.plain)  #: receivers that need their own encoding
+        self.rest = tuple(t for t in targets if not _is_plain(t))  #: receivers that need their own encoding
+        self.single = bool(self.rest or groups)  #: some receiver's messages are sent one by one
         if not targets:  # mostly topics that plugins take
             self.as_published: frozenset[Session] = frozenset()
             self.v3_all, self.v3_qos0, self.v3_qos1, self.v3_qos2, self.v3_from_1 = NO_RECEIVERS
@@ -165,31 +237,59 @@ def _plain(chain: Chain | None) -> Callback | None:
     return chain.callbacks[0]
 
 
-def _lasting(targets: list[Target]) -> tuple[Copy, ...]:
-    if any(t.session.durable is None or not t.qos or t.no_local for t in targets):
-        return ()
-    return tuple(Copy(t.session, 1, False, t.identifiers) for t in targets)
+def _is_plain(target: Target[Session]) -> bool:
+    """Return True if the shared bytes serve this receiver."""
+    return not target.identifiers and not target.no_local and not target.session.special
 
 
-def _by_qos(targets: list[Target]) -> tuple[Receivers, Receivers, Receivers, Receivers, Receivers]:
+def _lasting(targets: Iterable[Target[Session] | Target[Subscriber]]) -> tuple[Copy, ...]:
+    copies: list[Copy] = []
+    for target in targets:
+        copy = Copy(target.session, min(1, target.qos), False, target.identifiers)
+        if not copy.lasting or target.no_local:
+            return ()
+        copies.append(copy)
+    return tuple(copies)
+
+
+def _by_qos(targets: list[Target[Session]]) -> tuple[Receivers, Receivers, Receivers, Receivers, Receivers]:
     qos0, qos1, qos2 = (tuple(t.session for t in targets if t.qos == qos) for qos in (0, 1, 2))
     return qos0 + qos1 + qos2, qos0, qos1, qos2, qos1 + qos2
 
 
 class SharedGroup:
-    """Members of `$share/{group}/{filter}`; a message goes to one of them. [MQTT-4.8.2-4]"""
+    """Members of `$share/{group}/{filter}`; a message goes to one of them. [MQTT-4.8.2-4]
 
-    __slots__ = ("_by_room", "_next", "_pick", "_sticky", "filter", "members", "name")
+    One that is connected here goes first, then one that is connected elsewhere. For a durable member elsewhere the
+    message is stored; of the others only their number is known, and their node chooses among them.
+    """
+
+    __slots__ = (
+        "_by_room",
+        "_next",
+        "_pick",
+        "_pick_any",
+        "_sticky",
+        "filter",
+        "members",
+        "name",
+        "peers",
+        "subscribers",
+    )
 
     def __init__(self, name: str, filter_: str, strategy: str) -> None:
         self.name = name
         self.filter = filter_
         self.members: dict[Session, Subscription] = {}
+        self.peers: dict[Peer, tuple[GroupPeer, int, int]] = {}  #: connected members there, see `present`
+        self.subscribers: dict[Subscriber, Options] = {}  #: members that are durable, and not attached here
         self._next = 0
-        self._sticky: Session | None = None
+        self._sticky: Any = None
         self._by_room = strategy in ("round_robin", "random", "least_inflight")  # the others keep to their member
         # Not bound: a group that refers to itself would wait for a full collection.
-        self._pick: Callable[[SharedGroup, list[Session], str, str], Session] = STRATEGIES[strategy]
+        self._pick: Callable[[SharedGroup, list[Any], str, str], Any] = STRATEGIES[strategy]
+        #: How busy members elsewhere are is not known here.
+        self._pick_any = self._pick if strategy != "least_inflight" else STRATEGIES["round_robin"]
 
     @property
     def text(self) -> str:
@@ -199,7 +299,29 @@ class SharedGroup:
     @property
     def durable(self) -> bool:
         """True if a message may have to go to a member's mailbox."""
-        return any(session.durable is not None for session in self.members)
+        return bool(self.subscribers) or any(session.durable is not None for session in self.members)
+
+    @property
+    def online(self) -> bool:
+        """Return True if a member is connected here."""
+        return any(session.online for session in self.members)
+
+    @property
+    def spread(self) -> bool:
+        """Return True if it has members elsewhere."""
+        return bool(self.peers or self.subscribers)
+
+    @property
+    def empty(self) -> bool:
+        """Return True if it has no members at all."""
+        return not (self.members or self.peers or self.subscribers)
+
+    def present(self) -> tuple[int, int]:
+        """Return how many members are connected here: those that take everything live, and durable ones."""
+        online = [
+            session.durable is not None and wanted.qos > 0 for session, wanted in self.members.items() if session.online
+        ]
+        return len(online) - sum(online), sum(online)
 
     def leave(self, session: Session) -> None:
         """Remove a member."""
@@ -207,36 +329,65 @@ class SharedGroup:
         if self._sticky is session:
             self._sticky = None
 
-    def choose(self, topic: str, publisher: str, *, qos: int, without: Session | None = None) -> Session | None:
-        """Return the member that gets the next message: a connected one if there is any, else one that stores it."""
+    def choose(
+        self,
+        topic: str,
+        publisher: str,
+        *,
+        qos: int,
+        without: Session | None = None,
+        asleep: Callable[[Subscriber], bool] = bool,
+    ) -> Session | Subscriber | GroupPeer | None:
+        """Return the member that gets the next message: a connected one if there is any, else one that stores it.
+
+        `asleep` says whether a session is attached to no member of the cluster.
+        """
         online = [s for s in self.members if s.online and s is not without]
         if online:
             if self._by_room:
                 online = [s for s in online if s.ready and len(s.inflight) < s.limit] or online
-            return self._pick(self, online, topic, publisher)
-        away = [s for s in self.members if s is not without] if qos else []
-        return self._pick(self, away, topic, publisher) if away else None
+            return cast("Session", self._pick(self, online, topic, publisher))
+        others: list[Session | Subscriber | GroupPeer] = []
+        if self.spread:
+            for there, live, durable in self.peers.values():
+                others += [there] * (live if qos else live + durable)
+            if qos:
+                others += (s for s, options in self.subscribers.items() if options.qos and not asleep(s))
+        if not others and qos:
+            others += (s for s in self.members if s is not without)
+            others += (s for s in self.subscribers if asleep(s))
+        if not others:
+            return None
+        pick = self._pick_any if self.spread else self._pick
+        return cast("Session | Subscriber | GroupPeer", pick(self, others, topic, publisher))
 
-    def round_robin(self, members: list[Session], _topic: str, _publisher: str) -> Session:
+    def choose_here(self, topic: str, publisher: str, *, qos: int) -> Session | None:
+        """Return the member that gets a message for which a peer has chosen this node; None if it has no member."""
+        online = [
+            s for s, wanted in self.members.items() if s.online and (s.durable is None or not min(qos, wanted.qos))
+        ]
+        return cast("Session", self._pick(self, online, topic, publisher)) if online else None
+
+    def round_robin(self, members: list[M], _topic: str, _publisher: str) -> M:
         """Choose one member after the other."""
         self._next += 1
         return members[self._next % len(members)]
 
-    def random(self, members: list[Session], _topic: str, _publisher: str) -> Session:
+    def random(self, members: list[M], _topic: str, _publisher: str) -> M:
         """Choose any member."""
         return random.choice(members)  # noqa: S311 - spreads load, guards nothing
 
-    def sticky(self, members: list[Session], topic: str, publisher: str) -> Session:
+    def sticky(self, members: list[M], topic: str, publisher: str) -> M:
         """Return the same member until it goes away."""
         if self._sticky is None or self._sticky not in members:
             self._sticky = self.random(members, topic, publisher)
-        return self._sticky
+        return cast("M", self._sticky)
 
-    def hash_topic(self, members: list[Session], topic: str, _publisher: str) -> Session:
+    def hash_topic(self, members: list[M], topic: str, _publisher: str) -> M:
         """Return the same member for the same topic, as long as the members stay the same."""
         return members[zlib.crc32(topic.encode()) % len(members)]
 
-    def hash_client(self, members: list[Session], _topic: str, publisher: str) -> Session:
+    def hash_client(self, members: list[M], _topic: str, publisher: str) -> M:
         """Return the same member for the same publisher, as long as the members stay the same."""
         return members[zlib.crc32(publisher.encode()) % len(members)]
 
@@ -247,7 +398,7 @@ class SharedGroup:
         return chosen
 
 
-STRATEGIES = {
+STRATEGIES: dict[str, Callable[[SharedGroup, list[Any], str, str], Any]] = {
     "round_robin": SharedGroup.round_robin,
     "random": SharedGroup.random,
     "sticky": SharedGroup.sticky,
@@ -260,11 +411,50 @@ STRATEGIES = {
 class Audience:
     """The subscribers of one filter."""
 
-    __slots__ = ("groups", "members")
+    __slots__ = ("durable", "groups", "live", "members")
 
     def __init__(self) -> None:
         self.members: dict[Session, Subscription] = {}
         self.groups: dict[str, SharedGroup] = {}
+        #: For peers (`interest`): members that take everything live, and durable ones that do so at QoS 0 only.
+        self.live = self.durable = 0
+
+    @property
+    def flags(self) -> int:
+        """Return what peers have to know."""
+        return (LIVE if self.live else 0) | (DURABLE if self.durable else 0)
+
+    @property
+    def empty(self) -> bool:
+        """Return True if it has no members."""
+        return not (self.members or self.groups)
+
+
+class Search:
+    """A topic whose receivers are being found, in several turns."""
+
+    __slots__ = ("local", "peers", "subscribers", "topic")
+
+    def __init__(self, topic: str, local: Matching[Audience], relay: Relay | None) -> None:
+        self.topic = topic
+        self.local = local
+        self.peers = relay.router.table.begin(topic) if relay is not None else None
+        self.subscribers = relay.subscribers.table.begin(topic) if relay is not None else None
+
+    def step(self, most: int) -> bool:
+        """Compare it with so many levels of filters of each kind; True when all have been looked at."""
+        done = [part.step(most) for part in (self.local, self.peers, self.subscribers) if part is not None]
+        return all(done)
+
+    def watch(self, relay: Relay | None, *, begin: bool) -> None:
+        """Have tables tell what comes between two steps, or no longer."""
+        if relay is None or self.peers is None or self.subscribers is None:
+            return
+        for table, part in ((relay.router.table, self.peers), (relay.subscribers.table, self.subscribers)):
+            if begin:
+                table.searches.append(part)
+            elif part in table.searches:
+                table.searches.remove(part)
 
 
 class PubSub:
@@ -281,7 +471,10 @@ class PubSub:
             route_cache,
             lambda free: shared.soon(free),  # noqa: PLW0108 - it is set later
         )
-        self._matching: list[Matching[Audience]] = []  # topics that are compared with all filters in several turns
+        self._matching: list[Search] = []  # topics that are compared with all filters in several turns
+        self._far_groups: dict[Peer, set[str]] = {}  # groups with members there, as they are written
+        self.relay: Relay | None = None  #: the way to other members, if there are any; set by it
+        self.interest: Interest | None = None  #: what they have to know; likewise
         self.taken: dict[bytes, Route] = {}  #: first level -> route of all topics below it, read by the fast path
         self.routes = self._routes.table  #: topic bytes -> route, read by the fast path
         shared.hooks.on_change(self.forget_routes)
@@ -296,6 +489,14 @@ class PubSub:
         """Levels of filters with wildcards."""
         return self._router.nodes
 
+    def routes_changed(self, filter_: str) -> None:
+        """Forget routes after a change of what others have subscribed to."""
+        self._routes.invalidate(filter_)
+
+    def forget_topics(self) -> None:
+        """Do so after a change of very many filters."""
+        self._routes.clear()
+
     def forget_routes(self) -> None:
         """Forget routes after a change of hooks: every route may now be served differently."""
         self._routes.clear()
@@ -308,31 +509,48 @@ class PubSub:
     def subscribe(self, session: Session, subscription: Subscription) -> bool:
         """Add or replace a subscription; True if it is new. [MQTT-3.8.4-3]"""
         group, filter_ = split_share(subscription.filter)
-        is_new = subscription.filter not in session.subscriptions
+        old = session.subscriptions.get(subscription.filter)
+        is_new = old is None
         session.subscriptions[subscription.filter] = subscription
         if is_new:
             session.filter_bytes += len(subscription.filter)
+        audience = self._audience(filter_)
+        if group is None:
+            audience.members[session] = subscription
+            self.subscriptions += is_new
+            if self.interest is not None:
+                self.interest.count(audience, filter_, session, subscription, 1)
+                if old is not None:
+                    self.interest.count(audience, filter_, session, old, -1)
+        else:
+            shared = self._shared_group(audience, group, filter_)
+            shared.members[session] = subscription
+            self.shared_subscriptions += is_new
+            if self.interest is not None:
+                self.interest.count_group(shared)
+        self._routes.invalidate(filter_)
+        return is_new
+
+    def _audience(self, filter_: str) -> Audience:
         audience = self._router.get(filter_)
         if audience is None:
             audience = Audience()
             self._router.set(filter_, audience)
-            for matching in self._matching:
-                if matches(filter_, matching.topic):
-                    matching.found.append(audience)  # it may have been there already
-        if group is None:
-            audience.members[session] = subscription
-            self.subscriptions += is_new
-        else:
-            if group not in audience.groups:
-                audience.groups[group] = SharedGroup(group, filter_, self.shared.options.shared_strategy)
-            audience.groups[group].members[session] = subscription
-            self.shared_subscriptions += is_new
-        self._routes.invalidate(filter_)
-        return is_new
+            for search in self._matching:
+                if matches(filter_, search.topic):
+                    search.local.found.append(audience)  # it may have been there already
+        return audience
+
+    def _shared_group(self, audience: Audience, group: str, filter_: str) -> SharedGroup:
+        shared = audience.groups.get(group)
+        if shared is None:
+            shared = audience.groups[group] = SharedGroup(group, filter_, self.shared.options.shared_strategy)
+        return shared
 
     def unsubscribe(self, session: Session, text: str) -> bool:
         """Remove a subscription, given as the client wrote it; False if there was none."""
-        if session.subscriptions.pop(text, None) is None:
+        old = session.subscriptions.pop(text, None)
+        if old is None:
             return False
         session.filter_bytes -= len(text)
         group, filter_ = split_share(text)
@@ -342,21 +560,100 @@ class PubSub:
         if group is None:
             audience.members.pop(session, None)
             self.subscriptions -= 1
+            if self.interest is not None:
+                self.interest.count(audience, filter_, session, old, -1)
         else:
             shared = audience.groups[group]
             shared.leave(session)
-            if not shared.members:
-                del audience.groups[group]
             self.shared_subscriptions -= 1
-        if not audience.members and not audience.groups:
+            if self.interest is not None:
+                self.interest.count_group(shared)
+        self._left(audience, group, filter_)
+        return True
+
+    def _left(self, audience: Audience, group: str | None, filter_: str) -> None:
+        """Remove what is empty after a member has left."""
+        if group is not None and audience.groups[group].empty:
+            del audience.groups[group]
+        if audience.empty:
             self._router.remove(filter_)
         self._routes.invalidate(filter_)
-        return True
 
     def unsubscribe_all(self, session: Session) -> None:
         """Remove all subscriptions of a session that ends."""
         for text in list(session.subscriptions):
             self.unsubscribe(session, text)
+
+    def presence(self, session: Session) -> None:
+        """Tell peers that the connection of a session has come or gone, and how many members its groups have now."""
+        if self.interest is None or self.relay is None:
+            return
+        if session.durable is not None:
+            self.relay.tell_place(session.client_id, here=session.online)
+        for text in session.subscriptions:
+            if text.startswith("$share/") and (group := self.group(text)) is not None:
+                self.interest.count_group(group)
+
+    def tell_interest(self, session: Session) -> None:
+        """Count what a session has subscribed to before there were peers."""
+        for text, subscription in session.subscriptions.items():
+            group, filter_ = split_share(text)
+            audience = self._router.get(filter_)
+            if audience is None or self.interest is None:
+                continue
+            if group is None:
+                self.interest.count(audience, filter_, session, subscription, 1)
+            else:
+                self.interest.count_group(audience.groups[group])
+
+    def is_here(self, client_id: str) -> None:
+        """Note that a client's session is on this node from now on."""
+        if self.relay is not None:
+            self.relay.subscribers.forget(client_id)
+
+    # -- members of groups that are elsewhere
+
+    def count_group(self, text: str, peer: Peer, live: int, durable: int) -> None:
+        """Note how many connected members a group has at a peer, see `SharedGroup.present`."""
+        name, filter_ = split_share(text)
+        if name is None:
+            return
+        if not live and not durable:
+            group = self.group(text)
+            if group is None or group.peers.pop(peer, None) is None:
+                return
+            self._far_groups[peer].discard(text)
+        else:
+            group = self._shared_group(self._audience(filter_), name, filter_)
+            there = group.peers[peer][0] if peer in group.peers else GroupPeer(peer)
+            group.peers[peer] = there, live, durable
+            self._far_groups.setdefault(peer, set()).add(text)
+        self._group_changed(group)
+
+    def leave_groups(self, peer: Peer) -> None:
+        """Forget the members of groups at a peer that is gone."""
+        for text in list(self._far_groups.get(peer, ())):
+            self.count_group(text, peer, 0, 0)
+        self._far_groups.pop(peer, None)
+
+    def join_group(self, text: str, subscriber: Subscriber, options: Options) -> None:
+        """Add a durable session that is not attached here to a group."""
+        name, filter_ = split_share(text)
+        if name is not None:
+            group = self._shared_group(self._audience(filter_), name, filter_)
+            group.subscribers[subscriber] = options
+            self._group_changed(group)
+
+    def leave_group(self, text: str, subscriber: Subscriber) -> None:
+        """Remove it from a group."""
+        group = self.group(text)
+        if group is not None and group.subscribers.pop(subscriber, None) is not None:
+            self._group_changed(group)
+
+    def _group_changed(self, group: SharedGroup) -> None:
+        audience = self._router.get(group.filter)
+        if audience is not None:
+            self._left(audience, group.name, group.filter)
 
     def refresh(self, session: Session) -> None:
         """Serve a session that came back with other properties, perhaps another way from now on."""
@@ -375,36 +672,38 @@ class PubSub:
             self._routes.put(topic, route)
         return route
 
-    def begin(self, topic: str) -> Matching[Audience] | None:
+    def begin(self, topic: str) -> Search | None:
         """Find the receivers of a valid topic, as far as it can be done in this turn; the rest is for `go_on`.
 
         None when `route` knows them. Filters can be made so that a topic is compared with the levels of all of them.
         """
         if topic.encode() in self.routes or (topic[0] == "$" and self.shared.hooks.are_taken(first_level(topic))):
             return None
-        matching = self._router.begin(topic)
-        if matching is None:
-            return None
-        if matching.step(LEVELS_PER_TURN):
-            self._routes.put(topic, self._route_of(topic, matching.found))
+        if self._router.nodes == 0 and self.relay is None:
+            return None  # no filter has wildcards
+        search = Search(topic, self._router.begin(topic), self.relay)
+        if search.step(LEVELS_PER_TURN):
+            self._routes.put(topic, self._route_of(search))
             return None
         self.shared.stats.long_matches += 1
-        self._matching.append(matching)
-        return matching
+        self._matching.append(search)
+        search.watch(self.relay, begin=True)
+        return search
 
-    def go_on(self, matching: Matching[Audience]) -> bool:
+    def go_on(self, search: Search) -> bool:
         """Go on with what `begin` has begun; True when `route` knows the receivers."""
-        if not matching.step(LEVELS_PER_TURN):
+        if not search.step(LEVELS_PER_TURN):
             return False
-        self.give_up(matching)
-        if matching.topic.encode() not in self.routes:
-            self._routes.put(matching.topic, self._route_of(matching.topic, matching.found))
+        self.give_up(search)
+        if search.topic.encode() not in self.routes:
+            self._routes.put(search.topic, self._route_of(search))
         return True
 
-    def give_up(self, matching: Matching[Audience]) -> None:
+    def give_up(self, search: Search) -> None:
         """Forget what `begin` has begun."""
-        if matching in self._matching:
-            self._matching.remove(matching)
+        if search in self._matching:
+            self._matching.remove(search)
+            search.watch(self.relay, begin=False)
 
     def _taken_route(self, level: str) -> Route:
         """Return one route for all topics below a level that a plugin takes, which may be any number."""
@@ -415,24 +714,25 @@ class PubSub:
 
     def heard(self, topic: str) -> bool:
         """Return True if a subscriber would get a message of a topic; remembers nothing of it."""
-        return self._router.heard(topic)
+        return self._router.heard(topic) or (self.relay is not None and self.relay.heard(topic))
 
     def heard_below(self, level: str) -> bool:
         """Return True if a subscriber would get some message of a `$…` topic with this first level."""
-        return self._router.heard_below(level)
+        return self._router.heard_below(level) or (self.relay is not None and self.relay.heard_below(level))
 
     def _resolve(self, topic: str) -> Route:
         found = self._router.match(topic)
-        return self._made(topic, found)
+        return self._made(topic, found, None)
 
-    def _route_of(self, topic: str, found: list[Audience]) -> Route:
+    def _route_of(self, search: Search) -> Route:
         """Return the route of a topic to those with a wildcard in their filter, and those without."""
-        exact = self._router.exact(topic)
+        found = search.local.found
+        exact = self._router.exact(search.topic)
         # One that came while it was matched may be there twice.
-        return self._made(topic, list(dict.fromkeys(found if exact is None else [*found, exact])))
+        return self._made(search.topic, list(dict.fromkeys(found if exact is None else [*found, exact])), search)
 
-    def _made(self, topic: str, found: list[Audience]) -> Route:
-        targets: dict[Session, Target] = {}
+    def _made(self, topic: str, found: list[Audience], search: Search | None) -> Route:
+        targets: dict[Session, Target[Session]] = {}
         groups: list[SharedGroup] = []
         for audience in found:
             groups.extend(audience.groups.values())
@@ -442,7 +742,8 @@ class PubSub:
                     targets[session] = Target(session, subscription)
                 else:
                     known.merge(subscription)
-        return Route(topic, list(targets.values()), tuple(groups), self.shared.hooks)
+        elsewhere = self.relay.elsewhere(topic, groups, search) if self.relay is not None else None
+        return Route(topic, list(targets.values()), tuple(groups), self.shared.hooks, elsewhere)
 
     # -- delivery of any message
 
@@ -455,39 +756,48 @@ class PubSub:
         route = self.route(message.topic)
         if not route.kept or not message.qos:
             return None
-        copies: list[Copy] = []
-        for target in route.targets:
-            if target.session.durable is None:
-                continue
-            if target.no_local and message.publisher == target.session.client.client_id:
-                if target.own is None:
-                    continue
-                target = target.own  # noqa: PLW2901 - what is left of it
-            qos = min(message.qos, target.qos)
-            if qos:
-                retain = message.retain and target.retain_as_published
-                copies.append(Copy(target.session, qos, retain, target.identifiers))
+        elsewhere = route.elsewhere.subscribers if route.elsewhere is not None else ()
+        targets: Iterable[Target[Session] | Target[Subscriber]] = (*route.targets, *elsewhere)
+        wanted = (target.towards(message.publisher) for target in targets)
+        found = (copy_for(message, target) for target in wanted if target is not None)
+        copies = [copy for copy in found if copy.lasting]
         for group in route.groups:
-            copy = self.choose(group, message, again=chosen.get(group.text, "")) if group.durable else None
-            if copy is not None:
-                copies.append(copy)
+            member = self.choose(group, message, again=chosen.get(group.text, "")) if group.durable else None
+            if member is not None:
+                copies.append(member)
         return copies
 
     def publish(self, message: Message, now: float, kept: list[Copy] | None = None) -> int:
-        """Deliver a message to all receivers; return how many. What is in `kept` has gone through the store."""
+        """Deliver a message to all receivers; return how many. What is in `kept` has gone through the store.
+
+        A peer counts as one.
+        """
         route = self.route(message.topic)
-        if not route.count and not kept:
+        elsewhere = route.elsewhere
+        if not route.count and not kept and elsewhere is None:
             self._unheard(message)
             return 0
+        for copy in kept or ():
+            if copy.group is not None and not copy.lasting:
+                if isinstance(copy.session, Session) and copy.session.ended:
+                    self.share(copy.group, message, now)  # it has left while the message was stored
+                else:
+                    self._give(message, copy, now)
+        if self.relay is None or message.qos != 2 or self.relay.is_first(message, now):
+            self.deliver(message, route, now)
+        for group in route.groups:
+            if kept is None or not group.durable:
+                self.share(group, message, now)
+        count = route.count or len(kept or ())
+        if self.relay is not None and elsewhere is not None:
+            count += self.relay.forward(message, elsewhere, now)
+        if not count:
+            self._unheard(message)
+        return count
+
+    def deliver(self, message: Message, route: Route, now: float) -> None:
+        """Deliver a message to the receivers on this node that take it live, but for groups."""
         qos = message.qos
-        if kept is not None:
-            for copy in kept:
-                if copy.group is not None and (copy.session.durable is None or not copy.qos):
-                    if copy.session.ended:
-                        self.share(copy.group, message, now)  # it has left while the message was stored
-                    else:
-                        self.shared.stats.routed += 1
-                        self.offer(message, copy, now)
         for version, qos0, qos1, qos2 in (
             (4, route.v3_qos0, route.v3_qos1, route.v3_qos2),
             (5, route.v5_qos0, route.v5_qos1, route.v5_qos2),
@@ -497,10 +807,6 @@ class PubSub:
                     self._send_plain(message, version, min(qos, granted), receivers, route, now)
         for target in route.rest:
             self._send_target(message, target, now)
-        for group in route.groups:
-            if kept is None or not group.durable:
-                self.share(group, message, now)
-        return route.count or len(kept or ())
 
     def _send_plain(
         self, message: Message, version: int, qos: int, receivers: Receivers, route: Route, now: float
@@ -517,20 +823,19 @@ class PubSub:
         for session in receivers:  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
             session.offer(retained if session in route.as_published else frame)
 
-    def _send_target(self, message: Message, target: Target, now: float) -> None:
+    def _send_target(self, message: Message, target: Target[Session], now: float) -> None:
         session = target.session
-        if target.no_local and message.publisher == session.client.client_id:
-            if target.own is None:
-                return  # [MQTT-3.8.3-3]
-            target = target.own
-        qos = min(message.qos, target.qos)
+        wanted = target.towards(message.publisher)
+        if wanted is None:
+            return
+        qos = min(message.qos, wanted.qos)
         if qos and session.durable is not None:
             return  # it has gone through the store
-        retain = message.retain and target.retain_as_published
-        if target.identifiers:
-            message = noted(message, target.identifiers)
+        retain = message.retain and wanted.retain_as_published
+        if wanted.identifiers:
+            message = noted(message, wanted.identifiers)
         self.shared.stats.routed += 1
-        session.offer(frame_of(message, session.version, qos, now, retain=retain, identifiers=target.identifiers))
+        session.offer(frame_of(message, session.version, qos, now, retain=retain, identifiers=wanted.identifiers))
 
     def share(self, group: SharedGroup, message: Message, now: float) -> None:
         """Give a message to one member of a group."""
@@ -538,27 +843,45 @@ class PubSub:
         if copy is None:
             self._unheard(message)
             return
-        self.shared.stats.routed += 1
+        self._give(message, copy, now)
+
+    def share_here(self, group: SharedGroup, message: Message, now: float) -> bool:
+        """Give a message to a member on this node, as a peer asks for; False if there is no member any more."""
+        session = group.choose_here(message.topic, message.publisher, qos=message.qos)
+        if session is None:
+            return False
+        self._give(message, _member_copy(message, session, group.members[session], group), now)
+        return True
+
+    def _give(self, message: Message, copy: Copy, now: float) -> None:
+        self.shared.stats.routed += not isinstance(copy.session, GroupPeer)  # else it counts where it is delivered
         self.offer(message, copy, now)
 
     def choose(
         self, group: SharedGroup, message: Message, without: Session | None = None, again: str = ""
     ) -> Copy | None:
         """Return a group member's copy of a message; None if there is no member. `again`: the member chosen before."""
-        session = (
-            next((member for member in group.members if member.client.client_id == again), None) if again else None
-        )
-        session = session or group.choose(message.topic, message.publisher, qos=message.qos, without=without)
-        if session is None:
+        member: Session | Subscriber | GroupPeer | None = None
+        if again:
+            members: Iterable[Session | Subscriber] = (*group.members, *group.subscribers)
+            member = next((member for member in members if member.client_id == again), None)
+        if member is None:
+            asleep = self.relay.asleep if self.relay is not None else bool
+            member = group.choose(message.topic, message.publisher, qos=message.qos, without=without, asleep=asleep)
+        if member is None:
             return None
-        subscription = group.members[session]
-        identifiers = (subscription.identifier,) if subscription.identifier else ()
-        retain = message.retain and subscription.retain_as_published
-        return Copy(session, min(message.qos, subscription.qos), retain, identifiers, group)
+        if isinstance(member, GroupPeer):
+            return Copy(member, message.qos, message.retain, (), group)
+        wanted = group.members[member] if isinstance(member, Session) else group.subscribers[member]
+        return _member_copy(message, member, wanted, group)
 
     def offer(self, message: Message, copy: Copy, now: float) -> None:
         """Give a receiver its copy."""
         session = copy.session
+        if not isinstance(session, Session):
+            if self.relay is not None:
+                self.relay.offer(message, copy, session, now)
+            return
         if copy.qos and session.durable is not None:
             session.durable.store.writer.accept(message, [copy], now)
             return
@@ -596,11 +919,12 @@ class PubSub:
             if isinstance(group, SharedGroup) and isinstance(origin, Message) and may_go_on:
                 copy = self.choose(group, origin, without=session)
             if copy is not None and isinstance(origin, Message):
+                self.shared.stats.withdrawn["elsewhere"] += isinstance(copy.session, GroupPeer)
                 self.offer(origin, copy, now)
             else:
                 session.drop(frame, "session_ended")
 
-    # -- delivery from the fast path
+    # -- delivery from the fast path, and from that of a peer
 
     def deliver_rest(self, route: Route, frame: Frame, version: int, publisher: ClientInfo, now: float) -> None:
         """Deliver to the receivers of `route` that are not plain a message that came as bytes."""
@@ -616,9 +940,24 @@ class PubSub:
             self.share(group, message, now)
 
 
+def copy_for(message: Message, target: Target[Session] | Target[Subscriber]) -> Copy:
+    """Return what a receiver gets of a message."""
+    retain = message.retain and target.retain_as_published
+    return Copy(target.session, min(message.qos, target.qos), retain, target.identifiers)
+
+
+def _member_copy(
+    message: Message, member: Session | Subscriber, wanted: Subscription | Options, group: SharedGroup
+) -> Copy:
+    identifiers = (wanted.identifier,) if wanted.identifier else ()
+    retain = message.retain and wanted.retain_as_published
+    return Copy(member, min(message.qos, wanted.qos), retain, identifiers, group)
+
+
 def chosen_of(copies: Iterable[Copy]) -> dict[str, str]:
-    """Return the member chosen in each shared group."""
-    return {copy.group.text: copy.session.client.client_id for copy in copies if copy.group is not None}
+    """Return the member chosen in each shared group; a peer that is to choose one gets its message after the commit."""
+    chosen = (copy for copy in copies if copy.group is not None)
+    return {copy.group.text: copy.session.client_id for copy in chosen if copy.group and copy.session.client_id}
 
 
 def noted(message: Message, identifiers: tuple[int, ...], group: SharedGroup | None = None) -> Message:

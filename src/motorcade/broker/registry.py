@@ -65,6 +65,7 @@ class Registry:
 
     def _create(self, client: ClientInfo, wall: float) -> Session:
         session = self.sessions[client.client_id] = Session(self._shared, client, wall)
+        self._pubsub.is_here(client.client_id)
         self._shared.stats.sessions["created"] += 1
         return session
 
@@ -81,10 +82,11 @@ class Registry:
             link.end(ReasonCode.SESSION_TAKEN_OVER, "another connection uses this client id")
         return wills
 
-    def connect(self) -> None:
+    def connect(self, session: Session) -> None:
         """Count a session whose connection is now attached."""
         self.connected += 1
         self.maximum = max(self.maximum, self.connected)
+        self._pubsub.presence(session)
 
     def disconnect(self, session: Session, wall: float, *, with_will: bool) -> list[Message]:
         """Disconnect a session whose connection is gone; return the wills to publish now."""
@@ -99,6 +101,7 @@ class Registry:
     def _disconnect(self, session: Session, wall: float) -> list[Message]:
         session.link = None
         session.detach()
+        self._pubsub.presence(session)
         session.disconnected_at = wall
         self.connected -= 1
         hooks = self._shared.hooks
@@ -118,6 +121,7 @@ class Registry:
     def restore(self, session: Session) -> None:
         """Take in a session that the process before this one has left."""
         self.sessions[session.client.client_id] = session
+        self._pubsub.is_here(session.client.client_id)
         for later in (session.will_at, session.expires_at):
             if later is not None:
                 self._wake(session, later)

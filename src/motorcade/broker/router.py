@@ -4,7 +4,7 @@ Beside them stands a cache of whole answers (`Routes`): topic bytes as they arri
 right or marked stale: its holder looks at `stale` before using it.
 
     subscribe t/+/x -> every cached topic the filter matches is dropped and marked stale; others are untouched
-    subscribe #     -> where that would be very many, all of them
+    subscribe #     -> where that would be very many, all of them; also where many filters in a row come near to that
     cache full      -> the oldest entries are dropped and marked stale, some at a time; full is a number of topics or of
                        bytes, whichever comes first
 """
@@ -20,6 +20,9 @@ from motorcade.core.topic import is_wildcard
 from motorcade.core.trie import FilterTrie, Matching, Retired, TopicTree
 
 MAX_LOOKED_AT = 4096  #: levels of cached topics that one changed filter may look at; beyond it, the cache is emptied
+#: Levels of cached topics that changed filters may look at together; each topic that is cached lets them look at more.
+STORM = 65_536
+STORM_PER_TOPIC = 64
 FREED = 1024  #: levels of topics once cached that are freed per turn of the event loop
 
 E = TypeVar("E")
@@ -71,9 +74,9 @@ class Router(Generic[E]):
             found.append(exact)
         return found
 
-    def begin(self, topic: str) -> Matching[E] | None:
-        """Begin to match a topic in steps; None if no filter has wildcards."""
-        return self._wild.begin(topic) if self._wild else None
+    def begin(self, topic: str) -> Matching[E]:
+        """Begin to match a topic with the filters that have wildcards, in steps."""
+        return self._wild.begin(topic)
 
     def exact(self, topic: str) -> E | None:
         """Return the entry of the filter that is this very topic."""
@@ -101,7 +104,7 @@ class Staleable(Protocol):
     """A cached answer."""
 
     stale: bool
-    count: int  #: receivers in it
+    weight: int  #: receivers that it refers to
 
 
 R = TypeVar("R", bound=Staleable)
@@ -117,12 +120,13 @@ RECEIVER_BYTES = 40
 class Routes(Generic[R]):
     """Bounded cache of routes by topic, dropped exactly when a filter that matches the topic changes."""
 
-    __slots__ = ("_limit", "_max_bytes", "_own", "_retired", "_soon", "_tree", "table")
+    __slots__ = ("_limit", "_looks", "_max_bytes", "_own", "_retired", "_soon", "_tree", "table")
 
     def __init__(self, limit: int, max_bytes: int, soon: Callable[[Callable[[], None]], object] | None = None) -> None:
         self._limit = limit
         self._max_bytes = max_bytes
         self._own = 0  # bytes of all routes, without the tree
+        self._looks = STORM  # levels that changed filters may look at
         self._soon = soon  # what lets something happen in the next turn of the event loop
         self._tree: TopicTree[R] = TopicTree()
         self._retired: list[Retired[R]] = []
@@ -142,14 +146,17 @@ class Routes(Generic[R]):
         self.table[topic.encode()] = route
         self._tree.set(topic, route)
         self._own += _cost(topic, route)
+        if self._looks < STORM:
+            self._looks += STORM_PER_TOPIC
 
     def invalidate(self, filter_: str) -> None:
         """Forget what a change in the subscriptions of a filter makes wrong."""
         if not is_wildcard(filter_):
             self._drop(filter_)
             return
-        topics = self._tree.matches(filter_, MAX_LOOKED_AT)
-        if topics is None:
+        topics = self._tree.matches(filter_, min(MAX_LOOKED_AT, self._looks))
+        self._looks -= self._tree.looked_at
+        if topics is None or self._looks <= 0:
             self.clear()
             return
         for topic in topics:
@@ -161,6 +168,7 @@ class Routes(Generic[R]):
             route.stale = True
         self.table.clear()
         self._own = 0
+        self._looks = STORM
         if not self._tree:
             return
         self._retired.append(self._tree.retire())
@@ -186,4 +194,4 @@ class Routes(Generic[R]):
 
 def _cost(topic: str, route: Staleable) -> int:
     """Return how many bytes a route takes: the topic is kept as text and as bytes."""
-    return ROUTE_BYTES + 2 * len(topic) + RECEIVER_BYTES * route.count
+    return ROUTE_BYTES + 2 * len(topic) + RECEIVER_BYTES * route.weight

@@ -205,6 +205,11 @@ class Session:
             self.state = WAITING if waits else READY
 
     @property
+    def client_id(self) -> str:
+        """Return the id of its client."""
+        return self.client.client_id
+
+    @property
     def online(self) -> bool:
         """Return True if a connection is attached."""
         return self.state is not OFFLINE

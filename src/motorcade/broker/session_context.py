@@ -25,6 +25,7 @@ class SessionContext:
 
     __slots__ = (
         "bounds",
+        "clustered",
         "decoder",
         "dirty",
         "hooks",
@@ -42,6 +43,7 @@ class SessionContext:
         self.options = options
         self.hooks = hooks
         self.stats = stats
+        self.clustered = False  #: other members append to mailboxes too
         self.queued = 0  #: messages waiting in all queues
         self.queued_bytes = 0
         self.kept = 0  #: messages of this process in the mailboxes of all durable sessions, those in flight too

@@ -7,20 +7,22 @@ sent (durable queue, rule 3), if that is unknown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
+from itertools import islice
 
 import structlog
 
 from motorcade.broker.durable_queue import UNKNOWN, DurableQueue
 from motorcade.broker.session_writer import RETRY, SessionWriter
 from motorcade.clock import time
-from motorcade.storage.ports import Entry, Mailboxes, StoreError
+from motorcade.storage.ports import Batch, Entry, Mailboxes, StoreError
 from motorcade.tasks import Work
 
 log = structlog.stdlib.get_logger("motorcade.sessions")
 
 STEP = 16  #: entries read at once to look through a mailbox
+LOOKS = 64  #: mailboxes that are looked at together, to find what no member has told of
 
 
 class SessionReader:
@@ -31,6 +33,8 @@ class SessionReader:
         self._mailboxes = mailboxes
         self._writer = writer
         self._start = start
+        self._looking: dict[DurableQueue, None] = {}  # mailboxes in which there may be what no member has told of
+        self._looks = False  # a task looks at them
         self._trimming: dict[DurableQueue, bool] = {}  # mailboxes that are too full, and whether they have grown since
 
     async def entries(self, queue: DurableQueue, step: int, limit: int = UNKNOWN) -> AsyncIterator[Entry]:
@@ -69,6 +73,43 @@ class SessionReader:
                 count += 1
                 size += len(entry.body) + len(entry.payload)
             queue.know_sent(last, count, size)
+
+    def look_again(self, queues: Iterable[DurableQueue]) -> None:
+        """Look whether another member has appended what it cannot tell of any more (durable queue, rule 7)."""
+        for queue in queues:
+            if queue.open:
+                self._looking[queue] = None
+        if self._looking and not self._looks:
+            self._looks = True
+            self._start(self._look, "look")
+
+    async def _look(self) -> None:
+        """Look at some mailboxes at a time.
+
+        What a dead member has appended may not be safe yet. An own write to the mailbox makes it so: when that is
+        confirmed, everything before it is.
+        """
+        while self._looking:
+            queues = list(islice(self._looking, LOOKS))
+            for queue in queues:  # now: one that comes again meanwhile is looked at again
+                del self._looking[queue]
+            await insist(partial(self._look_at, queues), "not_looked_at", queues[0].session.client_id)
+        self._looks = False
+
+    async def _look_at(self, queues: list[DurableQueue]) -> None:
+        looked = await asyncio.gather(*(self._mailboxes.info(queue.owner) for queue in queues))
+        found = [(queue, info.last) for queue, info in zip(queues, looked, strict=True)]
+        found = [(queue, last) for queue, last in found if queue.open and last > queue.confirmed_to]
+        if not found:
+            return
+        batch = Batch()
+        for queue, _ in found:
+            batch.mark(queue.owner, 0, 0)  # changes nothing (there is no such position), and replicas confirm it
+        await self._writer.write(batch)
+        now = time()
+        for queue, last in found:
+            queue.confirmed(last)
+        self._writer.pump([queue.session for queue, _ in found], now)
 
     def trim(self, queue: DurableQueue) -> None:
         """Drop of what waits in a mailbox, oldest first, until the rest fits (durable queue, rule 5)."""

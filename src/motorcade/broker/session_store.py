@@ -25,6 +25,7 @@ import structlog
 from motorcade.broker import session_records as records
 from motorcade.broker.durable_queue import FIRST_OTHER_ID, UNKNOWN, DurableQueue
 from motorcade.broker.lease import SessionLease
+from motorcade.broker.pubsub import GroupPeer
 from motorcade.broker.revoked import Revoked
 from motorcade.broker.session import Doubt, Session
 from motorcade.broker.session_reader import SessionReader, insist
@@ -194,7 +195,7 @@ class SessionStore:
         copy = pubsub.choose(group, message, without=queue.session) if group is not None else None
         if copy is None:
             return
-        if copy.session.durable is not None and copy.qos:
+        if copy.lasting:
             try:
                 await self.writer.accept(message, [copy], now, token=message.guid, moved=True)
             except StoreError as error:
@@ -202,6 +203,7 @@ class SessionStore:
                     return
                 raise
         else:
+            self._state.stats.withdrawn["elsewhere"] += isinstance(copy.session, GroupPeer)
             pubsub.offer(message, copy, now)
             self._flush()
         await self.store.mailboxes.acknowledge(queue.owner, [position])

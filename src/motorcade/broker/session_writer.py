@@ -11,6 +11,8 @@ Rule 1: a batch has at most `MAX_ROWS` entries, and the store about `MAX_IN_FLIG
 Rule 2: what only removes is in batches of its own. A full store refuses the rest, and these give it room again.
 Rule 3: acknowledgements of receivers are written later, and retried if that fails. If they are lost in a crash, the
         message is sent again (QoS 1), or only its PUBREL (QoS 2).
+Rule 4: an answer of the store says which member has attached the receiver. If that is another one, it is told of the
+        entry (`relay`), also if the session is still here: the store knows better.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -27,9 +29,10 @@ from motorcade.broker import session_records as records
 from motorcade.broker.durable_queue import DurableQueue
 from motorcade.broker.frames import Frame, frame_of, message_of
 from motorcade.broker.lease import SessionLease
-from motorcade.broker.pubsub import Copy, Route, chosen_of, noted
+from motorcade.broker.pubsub import Copy, GroupPeer, Route, chosen_of, noted
 from motorcade.broker.session import Session
-from motorcade.broker.session_records import AWAITING, pair
+from motorcade.broker.session_records import AWAITING, owner_of, pair
+from motorcade.broker.subscribers import Subscriber
 from motorcade.clock import time
 from motorcade.commit import Commit, joined
 from motorcade.core.client import ClientInfo
@@ -37,8 +40,11 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.delivery.record import RecordError
 from motorcade.delivery.writebehind import WriteBehind
-from motorcade.storage.ports import Appended, Batch, Draft, Written
+from motorcade.storage.ports import NO_BOUND, Appended, Batch, Bound, Draft, Written
 from motorcade.tasks import Tasks
+
+if TYPE_CHECKING:
+    from motorcade.broker.relay import Relay
 
 log = structlog.stdlib.get_logger("motorcade.sessions")
 
@@ -66,11 +72,17 @@ class FullMessage:
         body, payload = records.ENTRY.encode(message, copy.qos, copy.retain, copy.identifiers, group)
         if token and group:
             token += group.encode()  # a member may get it by a subscription of its own as well
-        return Draft(body, payload, expires_at=message.expires_at or 0.0, droppable=not copy.qos, token=token)
+        expires_at, droppable = message.expires_at or 0.0, not copy.qos
+        away = droppable and isinstance(copy.session, Subscriber)  # where it is attached, it gets QoS 0 live
+        return Draft(body, payload, expires_at=expires_at, droppable=droppable, token=token, away=away)
+
+    def message(self) -> Message:
+        """Return the message itself."""
+        return self._message
 
     def frame(self, copy: Copy, now: float) -> Frame:
         """Return what goes to a receiver that is connected."""
-        version = copy.session.version
+        version = _session_of(copy).version
         kind = (version == 5, copy.qos, copy.retain, copy.identifiers)
         frame = self._frames.get(kind)
         if frame is None:
@@ -108,9 +120,13 @@ class PlainMessage:
             body = bodies[key] = records.plain_body(self._route.topic, client, copy.identifiers)
         return Draft(body, self._payload, token=token)
 
+    def message(self) -> Message:
+        """Return the message itself."""
+        return message_of(self._frame, self._version)
+
     def frame(self, copy: Copy, now: float) -> Frame:
         """Return what goes to a receiver that is connected."""
-        version = copy.session.version
+        version = _session_of(copy).version
         if not copy.identifiers and (version == 5) == (self._version == 5):
             return self._frame
         message = noted(message_of(self._frame, self._version), copy.identifiers)
@@ -120,12 +136,15 @@ class PlainMessage:
 class MessageBatch(Batch):
     """Messages for durable receivers that are written together."""
 
-    __slots__ = ("deliveries", "rows")
+    __slots__ = ("bound", "deliveries", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, bound: Bound = NO_BOUND) -> None:
+        """`bound`: of mailboxes of sessions that are not attached here."""
+        self.bound = bound
         self.steps = []
         self.conditions = ()
-        self.deliveries: list[tuple[Sequence[Copy], FullMessage | PlainMessage]] = []  #: in the order of the answers
+        #: In the order of the answers: receivers that get the same, what, and the entry that they have in common.
+        self.deliveries: list[tuple[Sequence[Copy], FullMessage | PlainMessage, Draft]] = []
         self.rows = 0
 
     def add(self, message: FullMessage | PlainMessage, copies: Sequence[Copy], now: float, token: bytes = b"") -> None:
@@ -133,14 +152,26 @@ class MessageBatch(Batch):
         self.rows += len(copies)
         for alike in _alike(copies) if len(copies) > 1 else (copies,):
             draft = message.draft(alike[0], token)  # first: if it cannot be stored, nothing is to be expected
-            owners: list[str] = []
-            spared: list[int] = []
-            for copy in alike:
-                queue = _queue_of(copy)
-                spared.append(queue.expect(message.size))
-                owners.append(queue.owner)
-            self.append(owners, draft, now, queue.bound, spared)
-            self.deliveries.append((alike, message))
+            if isinstance(alike[0].session, Subscriber):
+                self._add_elsewhere(draft, alike, now)
+            else:
+                owners: list[str] = []
+                spared: list[int] = []
+                generations: list[int] = []
+                for copy in alike:
+                    queue = _queue_of(copy)
+                    spared.append(queue.expect(message.size))
+                    owners.append(queue.owner)
+                    if queue.generation:
+                        generations.append(queue.generation)
+                self.append(owners, draft, now, queue.bound, spared, generations)
+            self.deliveries.append((alike, message, draft))
+
+    def _add_elsewhere(self, draft: Draft, copies: Sequence[Copy], now: float) -> None:
+        """Add entries for sessions that are not attached here; what of theirs is in flight their mailbox spares."""
+        sessions = [copy.session for copy in copies if isinstance(copy.session, Subscriber)]
+        owners = [owner_of(session.client_id) for session in sessions]
+        self.append(owners, draft, now, self.bound, (), [session.generation for session in sessions])
 
 
 class SessionWriter:
@@ -152,6 +183,8 @@ class SessionWriter:
         #: Queues with acknowledgements to write.
         self.acks = WriteBehind(lease, self._fill_acks, lambda: 0.0, RETRY, self._acks_written, loop)
         self.progress: asyncio.Event | None = None  #: while the node stops: set when something is done
+        self.relay: Relay | None = None  #: the way to other members, if there are any; set by it
+        self.bound = NO_BOUND  #: of mailboxes of sessions that are not attached here; likewise
         self._lease = lease
         self._loop = loop
         self._flush = flush
@@ -189,11 +222,11 @@ class SessionWriter:
 
         With a token, a repetition of the same message is recognised. `moved`: it is in another mailbox until then.
         """
-        if any(copy.session.ended for copy in copies):  # while a plugin, or the store, was waited for
+        if any(_ended(copy.session) for copy in copies):  # while a plugin, or the store, was waited for
             for copy in copies:
-                if copy.session.ended:
+                if isinstance(copy.session, Session) and copy.session.ended:
                     copy.session.forgo(message, "session_ended")
-            copies = [copy for copy in copies if not copy.session.ended]
+            copies = [copy for copy in copies if not _ended(copy.session)]
         packet = None
         if publisher is not None and packet_id:
             packet = pair(publisher.client.client_id, str(packet_id)), message.guid
@@ -258,7 +291,7 @@ class SessionWriter:
         Where batches are not atomic, the record of the id comes first, with what a repetition has to know. It becomes
         final with the last step, so that after a crash an unfinished message is told from a finished one.
         """
-        batch = MessageBatch()
+        batch = MessageBatch(self.bound)
         if packet is not None and not self._lease.store.atomic:
             begun = records.AwaitingRecord(now, packet[1], True, chosen_of(copies))
             batch.put(AWAITING, packet[0], records.encode(begun))
@@ -329,20 +362,47 @@ class SessionWriter:
         now = time()
         online: dict[Session, None] = {}
         answers = iter(commit.result.appended)
-        for copies, message in batch.deliveries:
+        for copies, message, draft in batch.deliveries:
+            hints = self.relay.hints(draft) if self.relay is not None else None
             for copy in copies:
                 answer = next(answers)
+                session = copy.session
                 try:
-                    if self._arrived(copy, message, answer, now):
-                        online[copy.session] = None
+                    if hints is not None:
+                        hints.add(session.client_id, answer)
+                    if not isinstance(session, Session):
+                        self._arrived_elsewhere(copy, message, answer)
+                    elif self._arrived(session, copy, message, answer, now):
+                        online[session] = None
                 except Exception as error:  # noqa: BLE001 - it is stored: the others, and the publisher, must hear of it
-                    self._crash(copy.session, error)
+                    self._crash(session, error)
+            if hints is not None:
+                hints.send()
         if online:
             self.pump(online, now)
 
-    def _arrived(self, copy: Copy, message: FullMessage | PlainMessage, answer: Appended, now: float) -> bool:
+    def _arrived_elsewhere(self, copy: Copy, message: FullMessage | PlainMessage, answer: Appended) -> None:
+        """Take in the answer about the entry of a session that is not attached here."""
+        relay, session = self.relay, copy.session
+        if relay is None or not isinstance(session, Subscriber):
+            return
+        stats = relay.stats
+        if answer.gone:
+            relay.subscribers.forget(session.client_id, session.generation)
+            stats.withdrawn["elsewhere"] += 1  # no receiver any more
+        elif answer.repeated:
+            stats.withdrawn["repeated"] += 1
+        elif answer.position or answer.attached:  # (QoS 0 is not stored for one that is attached)
+            stats.withdrawn["elsewhere"] += 1
+        else:
+            relay.forgo(session.client_id, message.message(), "queue_full")
+        stats.restored += len(answer.dropped)
+        stats.dropped["queue_full"] += len(answer.dropped)
+
+    def _arrived(
+        self, session: Session, copy: Copy, message: FullMessage | PlainMessage, answer: Appended, now: float
+    ) -> bool:
         """Take in the answer about one receiver's entry; True if the receiver is there to get it."""
-        session = copy.session
         queue = session.durable
         if queue is None:
             return False
@@ -354,7 +414,7 @@ class SessionWriter:
         if answer.repeated:
             session.shared.stats.withdrawn["repeated"] += 1
         if not answer.position:
-            session.drop(message.frame(copy, now), "queue_full")
+            session.drop(message.frame(copy, now), "session_ended" if answer.gone else "queue_full")
         elif queue.open and not answer.repeated:
             try:
                 frame = message.frame(copy, now)
@@ -367,10 +427,15 @@ class SessionWriter:
         if not self._refused:  # once, not for every message
             log.error("not_stored", error=str(error), consequence="publishers are refused until the store takes writes")
         self._refused += 1
-        for copies, message in batch.deliveries:
+        for copies, message, _ in batch.deliveries:
             for copy in copies:
-                copy.session.shared.stats.withdrawn["store_failed"] += not message.moved
-                queue = copy.session.durable
+                session = copy.session
+                if not isinstance(session, Session):
+                    if self.relay is not None:
+                        self.relay.stats.withdrawn["store_failed"] += not message.moved
+                    continue
+                session.shared.stats.withdrawn["store_failed"] += not message.moved
+                queue = session.durable
                 if queue is not None:
                     queue.arrived(0, None, message.size)
                     if not getattr(error, "certain", False):
@@ -387,15 +452,24 @@ class SessionWriter:
                 self._crash(session, error)
         self._flush()
 
-    def _crash(self, session: Session, error: Exception) -> None:
+    def _crash(self, session: Session | Subscriber | GroupPeer, error: Exception) -> None:
         """Send a client away after a defect of ours; it goes on with what is stored when it comes back."""
-        self._supervisor.note("sessions.deliver", error, client_id=session.client.client_id)
-        if session.link is not None:
+        self._supervisor.note("sessions.deliver", error, client_id=session.client_id)
+        if isinstance(session, Session) and session.link is not None:
             session.link.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
 
+def _ended(session: Session | Subscriber | GroupPeer) -> bool:
+    return isinstance(session, Session) and session.ended
+
+
+def _session_of(copy: Copy) -> Session:
+    assert isinstance(copy.session, Session)  # noqa: S101 - others get no frame from here
+    return copy.session
+
+
 def _queue_of(copy: Copy) -> DurableQueue:
-    queue = copy.session.durable
+    queue = _session_of(copy).durable
     assert queue is not None  # noqa: S101 - it has one until all that was accepted for it is handed over (`retire`)
     return queue
 
@@ -404,6 +478,8 @@ def _alike(copies: Sequence[Copy]) -> Iterable[Sequence[Copy]]:
     """Return receivers that get the same entry, together."""
     groups: dict[tuple[object, ...], list[Copy]] = {}
     for copy in copies:
-        kind = (copy.qos, copy.retain, copy.identifiers, copy.group, id(_queue_of(copy).bound))
+        queue = None if isinstance(copy.session, Subscriber) else _queue_of(copy)
+        where = (id(queue.bound), queue.generation > 0) if queue is not None else None
+        kind = (copy.qos, copy.retain, copy.identifiers, copy.group, where)
         groups.setdefault(kind, []).append(copy)
     return groups.values()

@@ -16,6 +16,7 @@ from motorcade.extension.hooks import Hooks
 from motorcade.mqtt.codec import DecodeLimits
 
 if TYPE_CHECKING:
+    from motorcade.broker.relay import Relay
     from motorcade.broker.session_store import SessionStore
 
 
@@ -59,6 +60,7 @@ class BrokerState:
         self.full = False  #: above `limits.max_memory`: nothing new is taken
         self.observed = False  #: a hook observes every delivery: the fast path hands all messages to the channel
         self.retains = False  #: a plugin keeps retained messages
+        self.relay: Relay | None = None  #: the way to other members of a cluster; None: this node is alone
         self.store: SessionStore | None = None  #: makes sessions durable; None: they end with the node
         hooks.on_change(self._look_at_hooks)
         self._look_at_hooks()

@@ -17,6 +17,10 @@ class Stats:
         "auth_denied",
         "bytes_received",
         "bytes_sent",
+        "cluster_dropped",
+        "cluster_forgotten",
+        "cluster_received",
+        "cluster_sent",
         "connections_accepted",
         "connections_closed",
         "dropped",
@@ -67,8 +71,27 @@ class Stats:
             WITHDRAWN, 0
         )  #: copies that no client has or waits for, by reason
         self.refused: dict[str, int] = dict.fromkeys(LIMIT_NAMES, 0)  #: times a limit was hit, by its name
+        self.cluster_sent: dict[str, int] = dict.fromkeys(
+            CLUSTER_KINDS, 0
+        )  #: messages to other members, by kind of item
+        self.cluster_received: dict[str, int] = dict.fromkeys(
+            CLUSTER_KINDS, 0
+        )  #: messages from other members, likewise
+        self.cluster_dropped: dict[str, int] = dict.fromkeys(
+            CLUSTER_KINDS, 0
+        )  #: those that did not go, or came for none
+        self.cluster_forgotten = 0  #: ids of QoS 2 messages forgotten before their hour was over
         self.protocol_errors: dict[str, int] = {}  #: connections closed for breaking the rules, by reason code
         self.sessions: dict[str, int] = dict.fromkeys(SESSION_EVENTS, 0)
+
+    def cluster(self) -> dict[str, dict[str, int]]:
+        """Return what has gone to other members and come from them: family, kind of item, messages."""
+        return {
+            "sent": dict(self.cluster_sent),
+            "received": dict(self.cluster_received),
+            "dropped": dict(self.cluster_dropped),
+            "forgotten": {"message": self.cluster_forgotten},
+        }
 
 
 DROP_REASONS = (
@@ -91,7 +114,9 @@ WITHDRAWN = (
     "store_failed",  # it was not stored, or that is not known
     "repeated",  # the store has it already
     "nack",  # a plugin has taken it back
+    "elsewhere",  # it is in the store that the members share, or with another member; who takes it from there counts it
 )
+CLUSTER_KINDS = ("live", "message", "group", "returned", "hint")
 LIMIT_NAMES = (
     "max_packet_size",
     "max_connect_size",

@@ -13,6 +13,9 @@ too. Its writes are done at once or when a step of the conversation says so. Two
 subscribes while a message is being stored may get it or not, so a SUBSCRIBE is sent when nothing waits for the store.
 And an entry of the fast path is a few bytes smaller (it has neither guid nor time), so a mailbox that is full by bytes
 may hold one more: here only the number of `LARGE` messages tells whether there is room, whatever surrounds them.
+
+And it holds with a second member, where much of what is published here is heard: what its clients receive is compared
+too. It takes messages over at once, or keeps quiet until a step of the conversation says so.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ from motorcade.mqtt.properties import NONE, Properties
 from motorcade.plugins.retained import RetainedConfig, RetainedPlugin
 from motorcade.storage.memory import Row
 from tests.support.held_store import HeldStore
+from tests.support.members import MemberNode, Members
 from tests.support.virtual import MemoryNode, Peer, standing
 
 CLIENTS = 3
@@ -64,6 +68,13 @@ TOPICS = ("a", "a", "a", "a/b", "c", "$s/a", "ü")  # what comes often stands he
 FILTERS = ("a", "a", "a", "a/b", "a/+", "#", "+", "c", "ü", "$share/g/a", "$share/h/a/#", "$s/a")
 LARGE = 2000  #: bytes; more than all others together that a mailbox has room for
 OPTIONS = SessionOptions(window=3, queue=5, queue_bytes=4 * LARGE - 1, max_awaiting_rel=4)
+MEMORY, DURABLE, SPREAD = "sessions in memory", "durable sessions", "a second member"
+#: Protocol versions of clients of the second member, and what they subscribe to.
+ELSEWHERE = (
+    (4, (Subscription("a", 1), Subscription("ü", 1))),
+    (5, (Subscription("+", 2), Subscription("$share/g/a", 1))),
+    (5, (Subscription("a/b", 0), Subscription("$s/a", 2))),
+)
 
 # --- what clients do ----------------------------------------------------------------------------------------------
 
@@ -358,9 +369,11 @@ def _authorize(client: ClientInfo, action: str, topic: str, _decision: bool | No
 class Run:
     """One conversation on a node of its own."""
 
-    def __init__(self, *, observed: bool, guarded: bool, lasting: bool, options: SessionOptions = OPTIONS) -> None:
-        self.store = HeldStore() if lasting else None
-        self.node = MemoryNode(options, store=self.store)
+    def __init__(self, *, observed: bool, guarded: bool, kind: str, options: SessionOptions = OPTIONS) -> None:
+        self.store = HeldStore() if kind == DURABLE else None
+        self.members = Members(2, options, lasting=False) if kind == SPREAD else None
+        self.node = MemoryNode(options, store=self.store) if self.members is None else self.members.nodes[0]
+        self.elsewhere = [Client() for _ in ELSEWHERE] if self.members is not None else []
         self.observed = observed
         self.clients = [Client() for _ in range(CLIENTS)]
         log = structlog.stdlib.get_logger("test")
@@ -373,18 +386,30 @@ class Run:
 
     def play(self, conversation: list[Step]) -> None:
         with standing(self.node.clock):
+            if self.members is not None:
+                self._subscribe_elsewhere(self.members.nodes[1])
             for step in conversation:
                 self._step(step)
                 assert self.node.state.observed is self.observed
                 self._go_on()
-            if self.store is not None:
-                self._hold(self.store, False)
-                self._go_on()
+            self._step(Hold(False))
+            self._go_on()
+
+    def _subscribe_elsewhere(self, node: MemberNode) -> None:
+        for number, (client, (version, wanted)) in enumerate(zip(self.elsewhere, ELSEWHERE, strict=True)):
+            client.peer = node.peer(version)
+            client.peer.send(Connect(f"e{number}", version), Subscribe(1, wanted))
 
     def _go_on(self) -> None:
         self.node.turn()
         for client in self.clients:
             client.read()
+        for client in self.elsewhere:
+            client.read()
+            while client.open and client.peer is not None:  # it keeps up: what is sent to it is what this is about
+                client.peer.send(client.bytes_of(Acknowledge(0), client.peer.version))
+                self.node.turn()
+                client.read()
 
     def _hold(self, store: HeldStore, held: bool) -> None:
         store.held = held
@@ -396,6 +421,11 @@ class Run:
         if isinstance(step, Hold):
             if self.store is not None:
                 self._hold(self.store, step.held)
+            elif self.members is not None:
+                link = self.members.link(*self.members.nodes)
+                link.silent = step.held
+                if not step.held:
+                    link.speak()
             return
         if isinstance(step, Wait):
             self.node.clock.now += step.seconds
@@ -457,7 +487,7 @@ class Run:
 
         QoS 0 and what comes from the store have no order among each other: it depends on when room is made.
         """
-        received = self.clients[number].received
+        received = [*self.clients, *self.elsewhere][number].received
         messages = [entry for entry in received if isinstance(entry[1], Publish)]
         if self.store is not None:
             messages.sort(key=lambda entry: isinstance(entry[1], Publish) and entry[1].qos > 0)
@@ -536,12 +566,12 @@ def _session(session: Session) -> dict[str, Any]:
     }
 
 
-def difference(conversation: list[Step], *, guarded: bool, lasting: bool) -> str:
+def difference(conversation: list[Step], *, guarded: bool, kind: str) -> str:
     """What differs between both speeds; empty if nothing does."""
-    quick, thorough = (Run(observed=observed, guarded=guarded, lasting=lasting) for observed in (False, True))
+    quick, thorough = (Run(observed=observed, guarded=guarded, kind=kind) for observed in (False, True))
     quick.play(conversation)
     thorough.play(conversation)
-    for number in range(CLIENTS):
+    for number in range(CLIENTS + len(quick.elsewhere)):
         if quick.heard(number) != thorough.heard(number):
             return f"client {number} heard\n{quick.heard(number)}\nbut should have heard\n{thorough.heard(number)}"
     if quick.memory() != thorough.memory():
@@ -563,29 +593,29 @@ def smaller(conversation: list[Step]) -> Iterator[list[Step]]:
                 yield [*conversation[:i], replace(step, cuts=()), *conversation[i + 1 :]]
 
 
-def reduced(conversation: list[Step], *, guarded: bool, lasting: bool, tries: int = 500) -> list[Step]:
+def reduced(conversation: list[Step], *, guarded: bool, kind: str, tries: int = 500) -> list[Step]:
     """A small conversation that still differs. Hypothesis would look for minutes: it does not know what a step is."""
     found = True
     while found and tries > 0:
         found = False
         for candidate in smaller(conversation):
             tries -= 1
-            if difference(candidate, guarded=guarded, lasting=lasting):
+            if difference(candidate, guarded=guarded, kind=kind):
                 conversation, found = candidate, True
                 break
     return conversation
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["sessions in memory", "durable sessions"])
+@pytest.mark.parametrize("kind", [MEMORY, DURABLE, SPREAD])
 @given(conversations(), st.booleans())
 @settings(
     max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate]
 )
-def test_the_byte_loop_means_what_the_channel_means(lasting: bool, conversation: list[Step], guarded: bool) -> None:
+def test_the_byte_loop_means_what_the_channel_means(kind: str, conversation: list[Step], guarded: bool) -> None:
     """Messages, packet ids, answers, sessions and counters are the same, with and without access rules."""
-    if difference(conversation, guarded=guarded, lasting=lasting):
-        conversation = reduced(conversation, guarded=guarded, lasting=lasting)
-        found = difference(conversation, guarded=guarded, lasting=lasting)
+    if difference(conversation, guarded=guarded, kind=kind):
+        conversation = reduced(conversation, guarded=guarded, kind=kind)
+        found = difference(conversation, guarded=guarded, kind=kind)
         steps = "\n".join(map(repr, conversation))
         pytest.fail(f"{found}\nafter (guarded: {guarded})\n{steps}", pytrace=False)
 
@@ -603,7 +633,7 @@ def test_only_the_guid_and_time_of_an_entry_make_it_larger_on_the_slow_path() ->
         run = Run(
             observed=observed,
             guarded=False,
-            lasting=True,
+            kind=DURABLE,
             options=msgspec.structs.replace(OPTIONS, queue_bytes=queue_bytes),
         )
         run.play(conversation)

@@ -19,6 +19,7 @@ from motorcade.mqtt.packets import Pingreq, Puback, Publish, Pubrec, Pubrel
 from motorcade.mqtt.properties import Properties
 from motorcade.mqtt.reasons import ReasonCode
 from tests.support.held_store import HeldStore
+from tests.support.members import Members
 from tests.support.virtual import Client, MemoryNode, standing
 
 
@@ -131,8 +132,10 @@ class Road:
     """Subscribers of every kind, and a publisher that has published to all of them."""
 
     def __init__(self) -> None:
-        self.node = MemoryNode(store=HeldStore())
+        self.members = Members(2, store=HeldStore())
+        self.node, elsewhere = self.members.nodes
         with standing(self.node.clock):
+            elsewhere.client("there").subscribe("remote", 2)
             for name, topics in (("awake", ("live", "mixed", "alone")), ("other", ("live",))):
                 client = self.node.client(name)
                 for topic in topics:
@@ -143,7 +146,7 @@ class Road:
             self.node.hooks.add("message.publish", Callback(lambda *_: None, 0, "test", topics=("hooked",)))
             self.publisher = self.node.client("publisher")
             self.durable = self.node.client("durable", clean=False, session_expiry=1000)
-            for topic in ("live", "mixed", "alone", "kept", "hooked"):
+            for topic in ("live", "mixed", "alone", "kept", "hooked", "remote"):
                 self.publisher.publish(topic, b"")
                 self.durable.publish(topic, b"")
 
@@ -182,6 +185,17 @@ def fall_behind(road: Road) -> None:
     road.publisher.send(message("alone"))
 
 
+def lose_view(road: Road) -> None:
+    road.node.cluster.holds = False
+    road.publisher.send(message("live"))
+
+
+def fill_peer(road: Road) -> None:
+    (link,) = road.node.cluster.links.values()
+    link.room_for = 0
+    road.publisher.send(message("remote"))
+
+
 def without_id(road: Road) -> None:
     road.publisher.send(codec.encode(message("live", number=1), 5).replace(b"live\0\1", b"live\0\0"))
 
@@ -197,6 +211,8 @@ LEFT: dict[str, Callable[[Road], None]] = {
     "kept": lambda road: road.publisher.send(message("mixed")),
     "durable": lambda road: road.durable.send(message("live", 2)),
     "answers": hold,
+    "view": lose_view,
+    "remote": fill_peer,
     "behind": fall_behind,
     "store": lambda road: road.publisher.send(message("kept")),
     "awaiting": lambda road: road.publisher.send(message("live", 2), message("live", 2)),
@@ -204,10 +220,35 @@ LEFT: dict[str, Callable[[Road], None]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda road: road.publisher.send(message("remote", 2)),  # it needs an id that other members know
+        lambda road: road.publisher.send(message("nightly", 0)),  # it is stored for one that sleeps
+        lambda road: road.publisher.send(message("shared")),  # another node chooses
+    ],
+)
+def test_what_else_is_left_because_of_others(leave: Callable[[Road], None]) -> None:
+    road = Road()
+    with standing(road.node.clock):
+        elsewhere = road.members.nodes[1]
+        elsewhere.client("member").subscribe("$share/g/shared", 1)
+        sleeper = elsewhere.client("sleeper", clean=False, session_expiry=1000)
+        sleeper.subscribe("nightly")
+        sleeper.disconnect()
+        for topic in ("shared", "nightly"):
+            road.publisher.publish(topic, b"")
+    assert {"remote"} == road.left_by(leave) - {"unfinished"}
+
+
 @pytest.mark.parametrize("row", TABLE)
 def test_each_row_of_the_table_leaves_a_packet_to_the_channel(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     road = Road()
-    plain = road.left_by(lambda road: road.publisher.send(Pingreq(), message("live"), message("kept", number=10)))
+    plain = road.left_by(
+        lambda road: road.publisher.send(
+            Pingreq(), message("live"), message("remote", 0), message("remote"), message("kept", number=10)
+        )
+    )
     assert plain <= {"unfinished"}, "what is plain is taken"
     with standing(road.node.clock):
         road.node.turn()

@@ -85,7 +85,7 @@ class Rig:
         session.expiry = expiry
         session.attach(5, 10, 0, 0)
         session.link = Link()
-        self.registry.connect()
+        self.registry.connect(session)
         session.will = None if delay is None else Message(f"will of {name}", b"")
         session.will_delay = delay or 0
         return session, present

@@ -46,7 +46,7 @@ class Answer:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.stale = False
-        self.count = 1
+        self.weight = 1
 
 
 @given(st.lists(topics, unique=True, min_size=1, max_size=20), filters() | topics)

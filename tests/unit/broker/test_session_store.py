@@ -218,7 +218,7 @@ def test_all_are_served_though_a_message_cannot_be_encoded_for_one(make: Make, m
         frame = source.frame
 
         def fails(self: Any, copy: Copy, now: float) -> Frame:
-            if copy.session.client.client_id == "bad":
+            if copy.session.client_id == "bad":
                 raise KeyError("a defect")
             return frame(self, copy, now)
 
