@@ -268,6 +268,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, float]  #: `hub.statistics()`
     dropped: dict[str, int]
     withdrawn: dict[str, int]
+    cluster: dict[str, dict[str, int]]  #: family: kind of item: messages; empty: the node is alone
     refused: dict[str, int]
     protocol_errors: dict[str, int]
     session_events: dict[str, int]
@@ -661,6 +662,7 @@ class Control:
             figures=dict(self._broker.statistics()),
             dropped=dict(stats.dropped),
             withdrawn=dict(stats.withdrawn),
+            cluster=stats.cluster() if self._broker_state.relay is not None else {},
             refused=dict(stats.refused),
             protocol_errors=dict(stats.protocol_errors),
             session_events=dict(stats.sessions),

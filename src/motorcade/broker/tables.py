@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from motorcade.broker.limits import Flapping
+from motorcade.broker.remote_router import REMOTE_BYTES
 from motorcade.broker.router import NODE_BYTES
 from motorcade.broker.state import BrokerState
+from motorcade.broker.subscribers import SUBSCRIBER_BYTES
 from motorcade.extension.metrics import Table
 
 # Bytes, measured with CPython 3.11; `tests/unit/broker/test_tables.py` compares them with what is really allocated.
@@ -20,7 +22,17 @@ def tables(state: BrokerState) -> list[Table]:
     """Return figures that are counted anyway, so this takes no longer with more clients."""
     pubsub, shared = state.pubsub, state.shared
     subscriptions = pubsub.subscriptions + pubsub.shared_subscriptions
+    elsewhere: list[Table] = []
+    if (relay := state.relay) is not None:
+        wanted, sessions = relay.router.table, relay.subscribers
+        size_bytes = len(wanted) * REMOTE_BYTES + wanted.nodes * NODE_BYTES
+        sleeping = sessions.subscriptions * SUBSCRIBER_BYTES + sessions.table.nodes * NODE_BYTES
+        elsewhere = [
+            Table("remote_filters", len(wanted), size_bytes),
+            Table("subscribers", sessions.subscriptions, sleeping),
+        ]
     return [
+        *elsewhere,
         Table("routes", len(pubsub.routes), pubsub.route_bytes, state.limits.route_cache),
         Table(
             "subscriptions",

@@ -56,6 +56,9 @@ def families(statistics: Statistics) -> Iterator[Family]:
         ("acl_total", "result", statistics.acl, "Decisions on what a client may do."),
     ):
         yield counter(name, text, [({label: key}, value) for key, value in counts.items()])
+    for way, counts in statistics.cluster.items():
+        text = f"Messages of other members, or for them, that were {way}, by kind of item."
+        yield counter(f"cluster_messages_{way}_total", text, [({"kind": kind}, n) for kind, n in counts.items()])
     tasks = [({"task": task}, count) for task, count in statistics.task_failures.items()]
     yield counter("task_failures_total", "Background tasks that have failed and were run again.", tasks)
     text = "Background tasks that have failed and do not run well again yet."

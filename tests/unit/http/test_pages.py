@@ -28,6 +28,7 @@ topics = ["trips/#"]
 LIMIT = re.compile(r'motorcade_table_limit_bytes{table="([a-z_]+)"} (\d+)')
 #: Families without series until there is something to count.
 LATER = {
+    *(f"motorcade_cluster_messages_{way}_total" for way in ("sent", "received", "dropped", "forgotten")),
     "motorcade_certificate_expiry_timestamp_seconds",  # of listeners with TLS
     "motorcade_plugin_total",
     "motorcade_protocol_errors_total",
