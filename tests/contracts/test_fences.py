@@ -556,6 +556,14 @@ async def test_a_feed_keeps_its_newest_notes(store: Store) -> None:
     assert [] == await store.check()
 
 
+async def test_an_attach_tells_the_last_note_of_its_feed(store: Store) -> None:
+    before = (await store.coordination.attach(MAILBOX, "m1")).noted
+    await note(store, b"1", b"2")
+    end = (await store.feeds.ends())[store.feeds.feed_of(CLIENT)]
+    opened = await store.coordination.open(MAILBOX, "m2", ["session"], 1.0)
+    assert (before + 2, end.number) == (opened.attached.noted, opened.attached.noted)
+
+
 @persistent
 async def test_a_feed_goes_on_after_closing_and_opening(engine: Engine) -> None:
     store = engine.make()

@@ -749,9 +749,14 @@ class MemoryFeeds:
         self._gate.read()
         return self.tails.follow(self, after)
 
+    @property
+    def noted(self) -> int:
+        """The number of the last note."""
+        return self._notes[-1].number if self._notes else 0
+
     def apply_note(self, data: bytes) -> int:
         """Add a note; its number."""
-        number = self._notes[-1].number + 1 if self._notes else 1
+        number = self.noted + 1
         self._notes.append(Note(number, secrets.token_bytes(8), data))
         self.tails.ring()
         return number
@@ -763,10 +768,11 @@ class MemoryFeeds:
 class MemoryCoordination:
     """Attachments, fences and leases. One counter gives all tokens of leases: they grow for each name, with gaps."""
 
-    def __init__(self, gate: Gate, mailboxes: MemoryMailboxes, records: MemoryRecords) -> None:
+    def __init__(self, gate: Gate, mailboxes: MemoryMailboxes, records: MemoryRecords, feeds: MemoryFeeds) -> None:
         self._gate = gate
         self._mailboxes = mailboxes
         self._records = records
+        self._feeds = feeds
         self.leases: dict[str, tuple[int, float]] = {}  #: token, until when
         self._wake_ups = WakeUps()
         self.serial = 0  #: given last
@@ -777,7 +783,7 @@ class MemoryCoordination:
         previous, old = attached.get(home, ("", None))
         fence = Fence(home, old.number + 1 if old is not None else 1, secrets.token_bytes(8))
         attached[home] = member, fence
-        return Attached(fence, previous, self._mailboxes.look(owner))
+        return Attached(fence, previous, self._mailboxes.look(owner), self._feeds.noted)
 
     async def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
         found = [self._records.look(collection, home_of_owner(owner), now) for collection in collections]
@@ -893,7 +899,7 @@ class MemoryStore:
         self.records = MemoryRecords(self.gate, self._ending)
         self.streams = MemoryStreams(self.gate)
         self.feeds = MemoryFeeds(self.gate)
-        self.coordination = MemoryCoordination(self.gate, self.mailboxes, self.records)
+        self.coordination = MemoryCoordination(self.gate, self.mailboxes, self.records, self.feeds)
         self.backlog = Backlog()
         self._swept = 0
         self._answers: list[tuple[Commit[Written], Written | Exception]] = []  # of this turn of the event loop

@@ -488,6 +488,7 @@ class Attached:
     fence: Fence
     previous: str  #: member it was attached to, perhaps the same; empty: none
     mailbox: MailboxInfo  #: of the owner
+    noted: int  #: number of the last note in the feed of the home: all that the home has takes account of these
 
     @property
     def pending(self) -> bool:

@@ -859,8 +859,8 @@ class RedisRecords(Port):
 
 
 def _attached(home: str, token: bytes, answer: Sequence[Any]) -> Attached:
-    number, previous, mailbox = answer
-    return Attached(Fence(home, number, token), previous, MailboxInfo(*mailbox))
+    number, previous, mailbox, noted = answer
+    return Attached(Fence(home, number, token), previous, MailboxInfo(*mailbox), noted)
 
 
 def _alive(stored: bytes, now: float) -> bytes | None:

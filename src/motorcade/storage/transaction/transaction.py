@@ -212,7 +212,7 @@ class Transaction:
         previous, old = attached.get(home, ("", None))
         fence = Fence(home, old.number + 1 if old is not None else 1, secrets.token_bytes(8))
         attached[home] = member, fence
-        return Attached(fence, previous, mailbox)
+        return Attached(fence, previous, mailbox, self._state.feed)
 
     def open(self, owner: str, member: str, collections: Sequence[str], now: float) -> Opened:
         """Attach, and read the records of the home; shares no transaction, so all of them are in the table."""
