@@ -14,7 +14,18 @@ from types import ModuleType
 from typing import Any
 
 #: Modules of the broker.
-READERS = ("connection", "broker", "fastpath", "session_store", "session_writer", "session_reader")
+READERS = (
+    "attachments",
+    "broker",
+    "connection",
+    "fastpath",
+    "relay",
+    "session_reader",
+    "session_store",
+    "session_writer",
+    "steward",
+    "subscription_feed",
+)
 
 _replaced: list[ExitStack] = []  # oldest first
 

@@ -9,35 +9,28 @@
         members.link(a, b).held = True           what A sends to B waits, until `let_go`
         members.kill(b)                          what it still had to say is lost
 
-What a node does with the cluster is real. What is not the broker's is done here in the simplest way that keeps its
-promises: links (in order, each item once), confirmations, the view, and where a durable session is. A client that
-connects somewhere is sent away elsewhere first, and its session is loaded from the store; when it leaves, its session
-goes back to sleep, and all members have it as a subscriber. They hear of its subscriptions when these are stored.
+What a node does with the cluster is real: claims of clients, sessions that sleep and wake, the feed of subscriptions,
+the steward. What is below it is done here in the simplest way that keeps its promises: links (in order, each item
+once), confirmations, questions, the view, who is a member, and how notes are read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
-from motorcade.broker import session_records as records
+from motorcade.broker.attachments import Attachments
 from motorcade.broker.connection import Pause
-from motorcade.broker.durable_queue import UNKNOWN
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.relay import Relay
-from motorcade.broker.session import Session
-from motorcade.broker.session_store import SessionStore
+from motorcade.broker.steward import Steward
+from motorcade.broker.subscription_feed import SubscriptionFeed
 from motorcade.commit import Commit, joined
-from motorcade.core.client import ClientInfo
-from motorcade.core.reasons import ReasonCode
-from motorcade.core.subscription import Subscription
-from motorcade.extension.cluster import AskHandler, ItemHandler, MemberView, NoteHandler, Peer, Reload
-from motorcade.extension.hooks import Callback
-from motorcade.storage.homes import CLIENT
-from motorcade.storage.ports import SPARE_ALL, Batch, Fence, Written
-from tests.support.held_store import HeldStore, _run
+from motorcade.extension.cluster import AskError, AskHandler, ItemHandler, MemberView, NoteHandler, Peer, Reload
+from motorcade.storage.ports import FeedTail
+from tests.support.held_store import HeldStore
 from tests.support.virtual import Clock, MemoryNode, Turns
 
 PATIENCE = 0.5  #: seconds that a silent peer is waited for
@@ -127,11 +120,20 @@ class Link:
 class MemoryCluster:
     """The cluster as one member sees it: a `Cluster`."""
 
-    def __init__(self, node: MemberNode, loop: Turns) -> None:
+    def __init__(self, node: MemberNode, loop: Turns, store: HeldStore) -> None:
         self.me = node.member
         self.loop = loop
+        self.store = store
         self.links: dict[str, Link] = {}
         self.handlers: dict[str, ItemHandler] = {}
+        self.dead: list[str] = []  #: members that are fenced
+        self.mute: set[str] = set()  #: members that do not answer questions
+        self.feeds = 1
+        self.asked: dict[str, AskHandler] = {}
+        self._notes: dict[str, tuple[NoteHandler, Reload]] = {}
+        self._tail: FeedTail | None = None
+        self._handled = 0
+        self._syncs: list[tuple[int, Commit[None]]] = []
         self._told: list[Callable[[], None]] = []
         self._holds = True
         self._again: list[Commit[None]] = []
@@ -150,13 +152,63 @@ class MemoryCluster:
         self.handlers[kind] = handler
 
     def on_ask(self, noun: str, handler: AskHandler) -> None:
-        """No member asks here."""
+        self.asked[noun] = handler
 
     async def ask(self, member: str, noun: str, body: bytes = b"", *, patience: float = 5.0) -> bytes:
-        raise NotImplementedError
+        link = self.links.get(member)
+        if link is None:
+            raise AskError(f"{member} is gone")
+        there = link.there
+        answer: asyncio.Future[bytes] = self.loop.create_future()
+
+        async def handle() -> None:
+            found = await there.cluster.asked[noun](self.me, body)
+            if not answer.done():
+                answer.set_result(found)
+
+        if member not in self.mute:
+            self.loop.call_soon(lambda: self.loop.create_task(handle()) if there.alive else None)
+        gone = self.loop.call_later(
+            patience, lambda: None if answer.done() else answer.set_exception(AskError("silent"))
+        )
+        try:
+            return await answer
+        finally:
+            gone.cancel()
 
     def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> None:
-        """There are no notes here."""
+        self._notes[code] = handler, reload
+
+    async def read(self) -> None:
+        """Read the notes of the store, as they come."""
+        ends = await self.store.feeds.ends()
+        self._handled = ends[0].number
+        await self._read_again()
+        self._tail = self.store.feeds.follow(ends)
+        while True:
+            _, page = await self._tail.next()
+            for note in page.notes:
+                self._notes[note.data[:1].decode()][0](0, note.number, note.data[1:])
+                self._handled = note.number
+            self._settle()
+
+    async def _read_again(self) -> None:
+        for _, reload in self._notes.values():
+            await reload(0)
+
+    def _settle(self) -> None:
+        done = [commit for number, commit in self._syncs if number <= self._handled]
+        self._syncs = [one for one in self._syncs if one[0] > self._handled]
+        for commit in done:
+            commit.settle(None)
+
+    def handled(self, feed: int) -> int:
+        assert not feed
+        return self._handled
+
+    def reload(self, feed: int) -> None:
+        assert not feed
+        self.loop.create_task(self._read_again())
 
     @property
     def holds(self) -> bool:
@@ -182,13 +234,23 @@ class MemoryCluster:
         return joined([link.confirm() for link in self.links.values()])
 
     def synced(self, feed: int, number: int) -> Commit[None]:
-        return self.known()
+        commits = [self.known()]
+        for link in self.links.values():
+            commit: Commit[None] = Commit()
+            commits.append(commit)
+            link.there.cluster._syncs.append((number, commit))
+            link.there.cluster._settle()
+        return joined(commits)
 
     def on_change(self, told: Callable[[], None]) -> None:
         self._told.append(told)
 
     def is_steward(self, feed: int) -> bool:
-        return False
+        """The first of those that are alive."""
+        return self.me == min([self.me, *self.links])
+
+    def fenced(self) -> Sequence[str]:
+        return self.dead
 
     def change(self) -> None:
         """Members have come or gone."""
@@ -196,45 +258,8 @@ class MemoryCluster:
             told()
 
 
-class MemberSessions(SessionStore):
-    """The durable sessions of a member, which says where they are."""
-
-    node: MemberNode
-
-    def make_durable(self, session: Session) -> None:
-        super().make_durable(session)
-        self.node.claim(session)
-
-    def subscribe(
-        self, session: Session, added: Iterable[Subscription], removed: Iterable[str] = ()
-    ) -> Commit[Written]:
-        new, gone = list(added), list(removed)
-        commit = super().subscribe(session, new, gone)
-
-        def stored() -> None:
-            if commit.error is None and session.durable is not None:
-                for node in self.node.others():
-                    for subscription in new:
-                        node.relay.subscribers.put(session.client_id, session.durable.generation, subscription)
-                    for filter_ in gone:
-                        node.relay.subscribers.drop(session.client_id, filter_)
-
-        commit.then(stored)
-        return commit
-
-    def retire(self, session: Session, filters: Sequence[str]) -> None:
-        super().retire(session, filters)
-        self.node.release(session.client_id)
-        for node in self.node.members.nodes:
-            node.relay.subscribers.forget(session.client_id)
-
-
 class MemberNode(MemoryNode):
     """A node that is a member of a cluster."""
-
-    sessions = MemberSessions
-
-    session_store: MemberSessions | None
 
     def __init__(self, members: Members, number: int, session: SessionOptions | None) -> None:
         self.member = f"n{number}~{number}"
@@ -248,94 +273,25 @@ class MemberNode(MemoryNode):
             clock=members.clock,
             process=number,
         )
-        if self.session_store is not None:
-            self.session_store.node = self
-        self.cluster = MemoryCluster(self, members.loop)
-        self.fences: dict[str, Fence] = {}
+        self.cluster = MemoryCluster(self, members.loop, members.store)
 
     def join(self) -> None:
         """All links are there."""
         self.relay = Relay(self.cluster, self.state, self.broker.flusher.later, self.broker.supervisor)
-        if self.members.lasting:
-            self.hooks.add("client.connect", Callback(self._admit, 0, "members"))
-            self.hooks.add("client.disconnected", Callback(self._left, 0, "members"))
-
-    # -- where durable sessions are
-
-    def others(self) -> list[MemberNode]:
-        return [node for node in self.members.nodes if node is not self]
-
-    async def _admit(self, client: ClientInfo, _reason: ReasonCode) -> None:
-        """A client connects: its session comes here."""
-        client_id = client.client_id
-        if client_id in self.state.registry.sessions:
-            return
-        for node in self.members.nodes:
-            other = node.state.registry.sessions.get(client_id)
-            if other is not None and other.link is not None:
-                other.link.end(ReasonCode.SESSION_TAKEN_OVER, "connected elsewhere")
-        await self.members.quiet()
-        self._load(client_id)
-
-    def _load(self, client_id: str) -> None:
-        now = self.clock.now
-        inner = self.members.store.inner.records
-        found = inner.collections.get(records.SESSIONS, {}).get(client_id)
         store = self.session_store
-        if found is None or store is None:
+        if store is None:
             return
-        session = store._restored(client_id, records.decode_session(found[0]), now)
-        self.state.registry.restore(session)
-        for collection, restore in (
-            (records.SUBSCRIPTIONS, store._resubscribe),
-            (records.AWAITING, store._await_again),
-        ):
-            for key, value in inner.look(collection, CLIENT + client_id, now).items():
-                restore(key, value)
-        self.claim(session)
+        self.attachments = Attachments(self.cluster, store, self.state.registry, self.broker.publish_will)
+        feed = SubscriptionFeed(self.cluster, store.store, self.attachments, self.relay.subscribers)
+        store.join(self.attachments, feed)
+        self.attachments.start()
+        self.steward = Steward(self.cluster, store.store, self.attachments)
+        self.tasks = [self.members.loop.create_task(work) for work in (self.cluster.read(), self.steward.run())]
 
-    def claim(self, session: Session) -> None:
-        """A durable session is attached here now."""
-        store, queue = self.members.store.inner, session.durable
-        assert queue is not None
-        attached = _run(store.coordination.attach(queue.owner, self.member))
-        self.fences[session.client_id] = attached.fence
-        batch = Batch()
-        batch.make(queue.owner)
-        batch.spare(queue.owner, SPARE_ALL)
-        store.apply(batch)
-        queue.wake(store.mailboxes.look(queue.owner))
-
-    def release(self, client_id: str) -> None:
-        """It is so no more."""
-        fence = self.fences.pop(client_id, None)
-        if fence is not None:
-            _run(self.members.store.inner.coordination.detach(fence))
-
-    def _left(self, client: ClientInfo, _why: str) -> None:
-        """A client has gone: its session sleeps."""
-        session = self.state.registry.sessions.get(client.client_id)
-        if session is None or session.durable is None or session.link is not None:
-            return
-        self.members.going += 1
-        self.members.loop.create_task(self._put_to_sleep(session))
-
-    async def _put_to_sleep(self, session: Session) -> None:
-        await self.members.written(self)
-        self.members.going -= 1
-        if session.link is not None or session.ended or session.durable is None:
-            return
-        batch = Batch()
-        sent_to = session.durable.sent_to
-        batch.spare(session.durable.owner, SPARE_ALL if sent_to == UNKNOWN else sent_to)
-        self.members.store.inner.apply(batch)
-        wanted = list(session.subscriptions.values())
-        self.state.pubsub.unsubscribe_all(session)
-        del self.state.registry.sessions[session.client_id]
-        self.release(session.client_id)
-        for node in self.members.nodes:
-            for subscription in wanted:
-                node.relay.subscribers.put(session.client_id, session.durable.generation, subscription)
+    def due(self) -> None:
+        """Sessions whose time is over end, as the broker lets them several times a second."""
+        for will in self.state.registry.due(self.clock.now):
+            self.broker.publish_will(will)
 
 
 class Members:
@@ -354,7 +310,6 @@ class Members:
         self.clock = Clock()
         self.loop = Turns(self.clock)
         self.store = store or HeldStore()
-        self.going = 0  #: sessions that are being put to sleep
         self.options = session
         self.nodes = [MemberNode(self, number + 1, session) for number in range(count)]
         for node in self.nodes:
@@ -388,10 +343,17 @@ class Members:
 
     def wait(self, seconds: float) -> None:
         """Time passes."""
-        self.nodes[0].wait(seconds)
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            step = min(0.25, end - self.clock.now)
+            self.nodes[0].wait(step)
+            with self.loop.running():
+                for node in self.nodes:
+                    node.due()
+            self.turn()
 
     def kill(self, node: MemberNode) -> None:
-        """A member is gone, and its clients with it; what it has sent and did not arrive is lost."""
+        """A member is fenced, and its clients are gone with it; what it has sent and did not arrive is lost."""
         node.alive = False
         self.nodes.remove(node)
         for link in node.cluster.links.values():
@@ -401,29 +363,13 @@ class Members:
             connection.hold(Pause.CLOSING)
         if node.session_store is not None:
             node.session_store.lease.write = lambda _batch: Commit()  # type: ignore[assignment, method-assign]
+            node.attachments.stop()
+            for task in node.tasks:
+                task.cancel()
         with self.loop.running():
-            for client_id, fence in list(node.fences.items()):
-                _run(self.store.inner.coordination.detach(fence))
-                del node.fences[client_id]
             for other in self.nodes:
                 link = other.cluster.links.pop(node.member)
+                other.cluster.dead.append(node.member)
                 other.cluster.change()
                 link._settle()
         self.turn()
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        for _ in range(100):
-            if done():
-                return
-            await asyncio.sleep(0)
-        raise AssertionError("the store is held back")
-
-    async def quiet(self) -> None:
-        """Sessions that are on their way to sleep are asleep."""
-        await self._until(lambda: not self.going)
-
-    async def written(self, node: MemberNode) -> None:
-        """What a node has to write is written."""
-        store = node.session_store
-        assert store is not None
-        await self._until(lambda: not (self.store.waiting or store.writer.rows or list(store.writer.acks)))

@@ -26,6 +26,7 @@ everything that follows from it now has happened when they return; later things 
 from __future__ import annotations
 
 import asyncio
+import importlib
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -38,7 +39,6 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 from unittest.mock import patch
 
 from motorcade import commit
-from motorcade.broker import broker, connection, fastpath, relay, session_reader, session_store, session_writer
 from motorcade.broker.broker import Broker
 from motorcade.broker.connection import Connection
 from motorcade.broker.limits import Limits, SessionOptions
@@ -123,7 +123,7 @@ def standing(clock: Clock) -> Iterator[None]:
         stack.enter_context(patch.object(Connection, "_crash", _crash))
         stack.enter_context(patch.object(Tasks, "note", _crash_task))
         stack.enter_context(patch.object(commit, "_call", _call))
-        for module in (connection, broker, fastpath, relay, session_store, session_writer, session_reader):
+        for module in (importlib.import_module(f"motorcade.broker.{name}") for name in clocks.READERS):
             for name in {"time", "monotonic"} & vars(module).keys():
                 stack.enter_context(patch.object(module, name, clock))
         yield

@@ -152,6 +152,7 @@ class Channel:
         connack = self._connack(packet, keep_alive, allow)
         if self.context.max_packet and len(codec.encode(connack, self.context.version)) > self.context.max_packet:
             raise Refused(ReasonCode.PACKET_TOO_LARGE, "the client takes no packet as long as CONNACK")
+        yield from self._claim(packet)
         session, present, wills = state.registry.open(client, clean=packet.clean_start, wall=wall)
         for message in wills:
             yield PublishWill(message)
@@ -179,12 +180,24 @@ class Channel:
         if session.pump(wall) and session.link is not None:
             session.link.pump_later()
 
+    def _claim(self, packet: Connect) -> Steps:
+        """Attach the client to this member, and bring its session here if it has one (attachments, rule 1)."""
+        attachments = self.state.store.attachments if self.state.store is not None else None
+        if attachments is None:
+            return
+        lasting = self._expiry(packet) > 0
+        commit = attachments.claim(self.client.client_id, lasting=lasting, clean=packet.clean_start)
+        yield Await(commit, hold=True)
+        if commit.error is not None:
+            raise Refused(ReasonCode.SERVER_UNAVAILABLE, "the store does not answer, try again later")
+
     def _write_down(self, session: Session, *, present: bool) -> Steps:
         """Store a durable session, or remove what the client had before, before the client hears of it."""
         store = self.state.store
         if store is None:
             return
-        commit = store.save(session) if session.durable is not None else store.gone(self.client.client_id)
+        recorded = session.durable is not None or (session.will is not None and store.attachments is not None)
+        commit = store.save(session) if recorded else store.gone(self.client.client_id)
         if commit is None:
             return
         yield Await(commit, hold=True)

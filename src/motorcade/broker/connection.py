@@ -86,6 +86,7 @@ class Pause(enum.IntFlag):
     LONG_PACKET = enum.auto()  #: its last packet is so much work that it goes on in the next turn of the loop
     RATE = enum.auto()  #: it is over its rate limit, of messages or bytes
     TURN = enum.auto()  #: its budget of this turn of the loop is spent
+    MOVE = enum.auto()  #: the member that its client comes from has not answered everything it has published there
     FULL_SOCKET = enum.auto()  #: it does not read what it is sent; its packets would only make more answers
     CLOSING = enum.auto()  #: the end; no other reason counts any more
 
@@ -96,7 +97,7 @@ SUSPENDED = (
     Pause.HOOK | Pause.RECEIVER | Pause.STORE | Pause.ANSWERS | Pause.VIEW | Pause.PEER | Pause.LONG_PACKET
 ).value
 #: What has been read already is not taken either. A full socket only ends the reading.
-HELD = SUSPENDED | Pause.RATE.value | Pause.TURN.value
+HELD = SUSPENDED | Pause.RATE.value | Pause.TURN.value | Pause.MOVE.value
 CLOSING = Pause.CLOSING.value
 ANSWERS = Pause.ANSWERS.value
 TURN = Pause.TURN.value
@@ -502,6 +503,11 @@ class Connection(asyncio.Protocol):
                 session = self.session or (self.channel.session if self.channel is not None else None)
                 if session is not None and (session.acks_wait or not effect.commit.done):
                     return self._await(session, effect, steps)
+                if not effect.commit.done:  # it is not let in yet
+                    self.hold(Pause.STORE)
+                    self._steps_behind = steps
+                    effect.commit.then(self._after_wait)
+                    return False
             elif isinstance(effect, PublishWill):
                 self.broker.publish_will(effect.message)
             elif isinstance(effect, Close):
@@ -525,6 +531,11 @@ class Connection(asyncio.Protocol):
             self.messages_bucket = LeakyBucket(limits.message_rate, limits.message_burst, now)
         if limits.byte_rate:
             self.bytes_bucket = LeakyBucket(limits.byte_rate, limits.byte_burst, now)
+        attachments = state.store.attachments if state.store is not None else None
+        drained = attachments.drained(session.client.client_id) if attachments is not None else None
+        if drained is not None:
+            self.hold(Pause.MOVE)
+            drained.then(partial(self.resume, Pause.MOVE))
 
     # -- waiting
 

@@ -294,6 +294,10 @@ class DurableQueue:
         session = self.session
         self.store.writer.keep(session, message_of(frame, session.version), retain=bool(frame[0][0] & 1))
 
+    def keep_retained(self, message: Message, qos: int, now: float) -> None:
+        """Store a retained message that is in flight to a client which leaves this node."""
+        self.store.writer.keep_message(self.session, message, qos, now)
+
     def expect(self, size: int) -> int:
         """Note that an entry with so large a payload is handed to the store.
 

@@ -95,8 +95,31 @@ class Registry:
         wills = self._disconnect(session, wall)
         if not session.expiry:
             wills += self._end(session, "terminated", wall, "disconnected")
-        self._save(session)
+        if self.store is not None:
+            self.store.disconnected(session)
         return wills
+
+    def let_go(self, session: Session, wall: float, *, resume: bool) -> list[Message]:
+        """End the connection of a client that another member serves from now on; return the wills to publish."""
+        wills = self._take_over(session, resume=resume, wall=wall)
+        if not session.expiry:
+            wills += self._end(session, "terminated", wall, "disconnected")
+        return wills
+
+    def forget(self, session: Session) -> None:
+        """Drop a session that goes on elsewhere: nothing of it ends."""
+        client_id = session.client.client_id
+        if self.sessions.get(client_id) is session:
+            del self.sessions[client_id]
+        if session.link is not None:
+            self._disconnect(session, 0.0)
+        self._pubsub.unsubscribe_all(session)
+        if session.scheduler is not None:
+            session.scheduler.end()
+            session.scheduler = None
+        wake, session.wake = session.wake, None
+        if wake is not None:
+            wake.session = None
 
     def _disconnect(self, session: Session, wall: float) -> list[Message]:
         session.link = None
@@ -127,7 +150,7 @@ class Registry:
                 self._wake(session, later)
 
     def _save(self, session: Session) -> None:
-        if self.store is not None and session.durable is not None and not session.ended:
+        if self.store is not None and (session.durable is not None or session.recorded) and not session.ended:
             self.store.save(session)
 
     def end(self, client_id: str, wall: float) -> list[Message]:
@@ -150,8 +173,8 @@ class Registry:
         wake, session.wake = session.wake, None
         if wake is not None:
             wake.session = None
-        if self.store is not None and session.durable is not None:
-            self.store.retire(session, filters)
+        if self.store is not None:
+            self.store.ended(session, filters)
         self._notify(event, session, why)
         return self._take_will(session)
 
@@ -159,7 +182,7 @@ class Registry:
         will, session.will, session.will_at = session.will, None, None
         if will is None:
             return []
-        if self.store is not None and session.durable is not None:
+        if session.durable is not None or session.recorded:
             session.owed = Owed(will, Commit())
             will.headers["owed_by"] = session
         return [will]

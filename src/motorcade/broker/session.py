@@ -111,6 +111,7 @@ class Session:
         "owed",
         "queue",
         "received",
+        "recorded",
         "revoked",
         "scheduler",
         "shared",
@@ -158,6 +159,7 @@ class Session:
         self.wake_at: float | None = None  #: the registry's timer
         self.wake: Wake | None = None  #: what the registry's timers refer to
         self.ended = False
+        self.recorded = False  #: it has a record, though it ends with its connection: the will of a clean session
         self.created_at = now
         self.connected_at = now
         self.disconnected_at: float | None = None
@@ -203,6 +205,10 @@ class Session:
         if self.state >= WAITING:
             waits = self.queue or self.unsent or (self.durable is not None and self.durable.catch_up_to)
             self.state = WAITING if waits else READY
+
+    def overdue(self, now: float) -> bool:
+        """Return True if its end or its will is due."""
+        return any(when is not None and when <= now for when in (self.expires_at, self.will_at))
 
     @property
     def client_id(self) -> str:
@@ -296,6 +302,25 @@ class Session:
     def _taken_back(self, frame: Frame) -> bool:
         chain = self.shared.hooks.message_nack
         return bool(chain and chain.fold(self.client, message_of(frame, self.version), acc=False) is True)
+
+    def keep_all(self, now: float) -> None:
+        """Have stored what is in memory only, since a durable session leaves this node.
+
+        That is QoS 0 which waits, and retained messages in flight; what other sources have given, they give again.
+        """
+        queue, self.queue = self.queue, None
+        if queue is not None:
+            waiting = list(queue)
+            queue.replace(())
+            for frame in waiting:
+                self.hold(frame)
+        scheduler, durable = self.scheduler, self.durable
+        if scheduler is None or durable is None:
+            return
+        for number, (slot, given) in scheduler.unacked.items():
+            sent = self.inflight.get(number)
+            if slot.kind.retained and sent is not None and not is_released(sent):
+                durable.keep_retained(given.message, qos_of(sent), now)
 
     def empty_queue(self) -> None:
         """Empty the queue as the session ends: nothing waits any more."""

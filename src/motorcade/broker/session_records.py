@@ -120,6 +120,7 @@ class SubscriptionRecord(msgspec.Struct, array_like=True):
     retain_handling: int
     identifier: int
     user_properties: UserProperties = ()
+    generation: int = 0  #: of the mailbox of its session; 0: the store has one node
 
 
 class AwaitingRecord(msgspec.Struct, array_like=True):
@@ -171,12 +172,18 @@ def message_from(entry: SessionEntry, payload: bytes) -> Message:
 
 def subscription_from(filter_: str, data: bytes) -> Subscription:
     """Return the subscription of a record."""
-    return Subscription(filter_, *msgspec.structs.astuple(decode_subscription(data)))
+    return subscription_of(filter_, decode_subscription(data))
 
 
-def subscription_record(subscription: Subscription) -> bytes:
-    """Return the record of a subscription: its fields but for the filter, in their order."""
-    return encode(tuple(getattr(subscription, field) for field in SubscriptionRecord.__struct_fields__))
+def subscription_of(filter_: str, record: SubscriptionRecord) -> Subscription:
+    """Return the subscription of a record that was decoded."""
+    return Subscription(filter_, *msgspec.structs.astuple(record)[:-1])
+
+
+def subscription_record(subscription: Subscription, generation: int = 0) -> bytes:
+    """Return the record of a subscription: its fields but for the filter, in their order, and its generation."""
+    fields = SubscriptionRecord.__struct_fields__[:-1]
+    return encode((*(getattr(subscription, field) for field in fields), generation))
 
 
 def client_from(client_id: str, record: SessionRecord) -> ClientInfo:

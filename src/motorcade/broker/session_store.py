@@ -2,7 +2,8 @@
 
     SessionStore ── records, end, restore, lease
       ├─ writer      what is stored: messages, acknowledgements, marks      (session_writer)
-      └─ reader      what is read: entries for clients, mailboxes to trim   (session_reader)
+      ├─ reader      what is read: entries for clients, mailboxes to trim   (session_reader)
+      └─ attachments with several nodes: which clients are attached to this one; else None
 
 A session that outlives its connection is durable if the node has a lasting store. The pure modules (channel, pub/sub,
 registry, durable queue) ask here for what is to be stored, and get a `Commit`. The store keeps the order of the writes.
@@ -11,6 +12,9 @@ Rule 1: a session that ends leaves nothing: mailbox first, records last, so that
         A new session of the same client waits for that.
 Rule 2: a record that could not be written is written again later: an old one would bring back an old will.
 Rule 3: one damaged record hurts one session, never the start of the node.
+Rule 4: with several nodes, what is decided about a session is written with the fence of its client. One that is refused
+        has another member in charge: the client is lost to this one. Changed subscriptions are noted in the feed of
+        the cell, and confirmed when all members know them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -34,11 +38,17 @@ from motorcade.broker.session_writer import RETRY, SessionWriter
 from motorcade.broker.state import BrokerState
 from motorcade.clock import time
 from motorcade.commit import Commit, is_refusal, joined
+from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.delivery.writebehind import WriteBehind
-from motorcade.storage.ports import Batch, Store, StoreError, Written
+from motorcade.storage.homes import CLIENT
+from motorcade.storage.ports import SPARE_ALL, Batch, Opened, Store, StoreError, StoreFencedError, Written
 from motorcade.tasks import Tasks, Work
+
+if TYPE_CHECKING:
+    from motorcade.broker.attachments import Attachments
+    from motorcade.broker.subscription_feed import SubscriptionFeed
 
 log = structlog.stdlib.get_logger("motorcade.sessions")
 
@@ -63,6 +73,8 @@ class SessionStore:
         self.lease = SessionLease(store, self.supervisor)
         self.writer = SessionWriter(self.lease, loop, flush, self.supervisor)
         self.reader = SessionReader(store.mailboxes, self.writer, self._start)
+        self.attachments: Attachments | None = None
+        self.feed: SubscriptionFeed | None = None  #: what other members hear of subscriptions
         self._state = state
         self._flush = flush
         # Sessions whose record could not be written (rule 2).
@@ -91,11 +103,26 @@ class SessionStore:
         return self._retiring.get(client_id)
 
     def _save(self, session: Session) -> Commit[Written]:
+        client_id = session.client.client_id
+        if self.attachments is not None and self._state.registry.sessions.get(client_id) is not session:
+            return Commit.failed(StoreFencedError("the session goes on elsewhere"))
         batch = Batch()
         self._fill(batch, (session,))
+        if self.attachments is not None:
+            self._attend(batch, session)
         commit = self.writer.write(batch)
         commit.then(partial(self._saved, session, commit))
         return commit
+
+    def _attend(self, batch: Batch, session: Session) -> None:
+        """Write besides that a client is here: nothing is due of its session, and what it was sent is not dropped."""
+        client_id = session.client.client_id
+        self.writer.decide(batch, client_id)
+        batch.due(CLIENT + client_id, 0.0)
+        session.recorded = session.durable is None
+        if session.durable is not None:
+            batch.make(session.durable.owner)
+            batch.spare(session.durable.owner, SPARE_ALL)
 
     def _fill(self, batch: Batch, sessions: Collection[Session]) -> None:
         for session in sessions:
@@ -103,32 +130,75 @@ class SessionStore:
                 batch.put(SESSIONS, session.client.client_id, records.encode(_record(session)))
 
     def _saved(self, session: Session, commit: Commit[Written]) -> None:
-        if commit.error is None:
+        if self.attachments is not None:
+            self._attended(session, commit)
+        elif commit.error is None:
             self._unsaved.drop(session)
         elif not session.ended:
             self._unsaved.change(session)
 
+    def _attended(self, session: Session, commit: Commit[Written]) -> None:
+        client_id = session.client.client_id
+        self.writer.decided(client_id, commit)
+        if commit.error is None:
+            if commit.result.generations and session.durable is not None:
+                session.durable.generation = commit.result.generations[0]
+        elif not session.ended and self._state.registry.sessions.get(client_id) is session:
+            self._state.shared.later(RETRY, partial(self._save_again, session))
+
+    def _save_again(self, session: Session) -> None:
+        if not session.ended:
+            self._save(session)
+
     def subscribe(
         self, session: Session, added: Iterable[Subscription], removed: Iterable[str] = ()
     ) -> Commit[Written]:
-        """Write changed subscriptions."""
+        """Write changed subscriptions; with several nodes the commit is done when all know them (rule 4)."""
         client_id = session.client.client_id
+        generation = session.durable.generation if session.durable is not None else 0
         batch = Batch()
         for subscription in added:
-            record = records.subscription_record(subscription)
+            record = records.subscription_record(subscription, generation)
             batch.put(SUBSCRIPTIONS, pair(client_id, subscription.filter), record)
+            if self.feed is not None:
+                self.feed.note(batch, client_id, generation, subscription.filter, record)
         for filter_ in removed:
             batch.delete(SUBSCRIPTIONS, pair(client_id, filter_))
-        return self.writer.write(batch)
+            if self.feed is not None:
+                self.feed.note(batch, client_id, generation, filter_)
+        if self.feed is None:
+            return self.writer.write(batch)
+        self.writer.decide(batch, client_id)
+        commit = self.writer.write(batch)
+        commit.then(partial(self.writer.decided, client_id, commit))
+        return self.feed.synced(client_id, commit)
 
     def release(self, session: Session, packet_ids: Iterable[int]) -> Commit[Written]:
         """Remove ids of QoS 2 messages of a client; they may be used again when the commit is done."""
         batch = Batch()
+        client_id = session.client.client_id
         for number in packet_ids:
-            batch.delete(AWAITING, pair(session.client.client_id, str(number)))
-        return self.writer.write(batch)
+            batch.delete(AWAITING, pair(client_id, str(number)))
+        self.writer.decide(batch, client_id)
+        commit = self.writer.write(batch)
+        commit.then(partial(self.writer.decided, client_id, commit))
+        return commit
 
     # -- the end of sessions
+
+    def disconnected(self, session: Session) -> None:
+        """Write down that a client has gone; with several nodes its session goes to sleep."""
+        if self.attachments is not None:
+            self.attachments.idle(session.client.client_id)
+        elif session.durable is not None and not session.ended:
+            self.save(session)
+
+    def ended(self, session: Session, filters: Sequence[str]) -> None:
+        """Remove what is stored of a session that has ended; `filters` were its subscriptions."""
+        if session.durable is not None or session.recorded:
+            self.retire(session, filters)
+        elif self.attachments is not None:
+            self.attachments.idle(session.client.client_id)
 
     def retire(self, session: Session, filters: Sequence[str]) -> None:
         """Remove a session that has ended; `filters` were its subscriptions."""
@@ -148,28 +218,43 @@ class SessionStore:
         await earlier
         if session.owed is not None:
             await session.owed.done
-        await insist(partial(self._remove, session, filters), "session_not_removed", client_id)
+        await insist(partial(self._remove_ours, session, filters), "session_not_removed", client_id)
         if self._retiring.get(client_id) is commit:
             del self._retiring[client_id]
             self._leaving.pop(client_id, None)
+        if self.attachments is not None:
+            self.attachments.idle(client_id)
         session.durable = None  # they refer to each other: without the collector neither would ever be freed
         commit.finish()
+
+    async def _remove_ours(self, session: Session, filters: Sequence[str]) -> None:
+        try:
+            await self._remove(session, filters)
+        except StoreFencedError:  # whoever has claimed the client sees to what is left
+            if self.attachments is None:
+                raise
+            self.attachments.lost(session.client_id)
 
     async def _remove(self, session: Session, filters: Sequence[str]) -> None:
         client_id = session.client.client_id
         owner = records.owner_of(client_id)
         queue = session.durable
+        fence = self.attachments.fence(client_id) if self.attachments is not None else None
         if queue is not None and any(filter_.startswith("$share/") for filter_ in filters):
             await self._hand_on(queue)
-        lost = await self.store.mailboxes.forget(owner)
         if queue is not None:
-            queue.forgotten(lost)
+            queue.forgotten(await self.store.mailboxes.forget(owner, fence))
         batch = Batch()
         for filter_ in filters:
             batch.delete(SUBSCRIPTIONS, pair(client_id, filter_))
         for number in session.awaiting or ():
             batch.delete(AWAITING, pair(client_id, str(number)))
         batch.delete(SESSIONS, client_id)
+        if self.feed is not None:
+            if filters and queue is not None:
+                self.feed.note(batch, client_id, queue.generation)
+            batch.due(CLIENT + client_id, 0.0)
+            self.writer.decide(batch, client_id)
         await self.store.write(batch)
 
     async def _hand_on(self, queue: DurableQueue) -> None:
@@ -221,6 +306,69 @@ class SessionStore:
                 queue = session.durable
             if queue is not None:
                 queue.expired(position)
+
+    # -- several nodes
+
+    def join(self, attachments: Attachments, feed: SubscriptionFeed) -> None:
+        """Be one of several nodes."""
+        self.attachments = self.writer.attachments = attachments
+        self.feed = feed
+
+    def flush(self, session: Session) -> Commit[None]:
+        """Hand to the store what was accepted for a session and what its client has acknowledged."""
+        waits: list[Commit[Any]] = [self.writer.caught_up()]
+        if session.durable is not None:
+            session.keep_all(time())
+            waits.append(self.writer.acks.flush(session.durable))
+        return joined(waits)
+
+    def let_go(self, session: Session) -> None:
+        """Free a session that is asleep now, or elsewhere, when no write needs it any more."""
+
+        def free() -> None:
+            session.durable = None  # they refer to each other
+
+        self.writer.caught_up().then(free)
+
+    def put_to_sleep(self, batch: Batch, session: Session) -> None:
+        """Write a session down whose client is away, and when its end or its will is due."""
+        client_id = session.client.client_id
+        batch.put(SESSIONS, client_id, records.encode(_record(session)))
+        if session.durable is not None:
+            sent_to = session.durable.sent_to
+            batch.spare(session.durable.owner, SPARE_ALL if sent_to == UNKNOWN else sent_to)
+        due = [when for when in (session.expires_at, session.will_at) if when is not None]
+        batch.due(CLIENT + client_id, min(due))
+
+    def wake(self, client_id: str, opened: Opened) -> None:
+        """Bring the session of a client back that was attached to this member."""
+        now = time()
+        stored, subscriptions, awaiting = opened.records
+        value = stored.get(client_id)
+        session: Session | None = None
+        if value is not None:
+            try:
+                session = self._restored(client_id, records.decode_session(value), now)
+            except Exception as error:  # noqa: BLE001 - rule 3
+                log.error("session_unreadable", client_id=client_id, error=repr(error))  # noqa: TRY400
+        if session is not None:
+            if session.durable is not None:
+                session.durable.wake(opened.attached.mailbox)
+            self._state.registry.restore(session)
+        for key, record in subscriptions.items():
+            self._restore_one(SUBSCRIPTIONS, key, partial(self._resubscribe, key, record))
+        for key, record in awaiting.items():
+            self._restore_one(AWAITING, key, partial(self._await_again, key, record))
+
+    def supersede(self, client_id: str, opened: Opened) -> None:
+        """Remove what the store has of a client whose clean session began while the store was away."""
+        stored, subscriptions, _ = opened.records
+        if not stored:
+            return
+        session = Session(self._state.shared, ClientInfo(client_id), time())
+        session.durable = DurableQueue(session, self)
+        session.ended = True
+        self.retire(session, [records.unpair(key)[1] for key in subscriptions])
 
     # -- start and end
 
@@ -274,7 +422,8 @@ class SessionStore:
         if session is not None:
             record = records.decode_awaiting(value)
             session.await_release(int(number), record.time)
-            if record.begun:
+            # Another member may have died before live receivers had it: they know what they have got by its guid.
+            if record.begun or self.attachments is not None:
                 session.doubt(int(number), Doubt(record.guid, record.chosen))
         return session is not None
 
@@ -286,9 +435,12 @@ class SessionStore:
         client = records.client_from(client_id, record)
         session = Session(self._state.shared, client, record.created_at)
         known = not record.connected and record.sent_to >= 0
-        session.durable = DurableQueue(
-            session, self, restored=True, sent_to=record.sent_to if known else UNKNOWN, window=record.window
-        )
+        if record.expiry:
+            session.durable = DurableQueue(
+                session, self, restored=True, sent_to=record.sent_to if known else UNKNOWN, window=record.window
+            )
+        else:  # a clean session with a will, whose member has died
+            session.recorded = True
         # The client may still hold an id of the process before: begin elsewhere.
         session.next_id = FIRST_OTHER_ID + int(now * 1000) % (65536 - FIRST_OTHER_ID)
         session.expiry = record.expiry

@@ -21,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -40,10 +40,11 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.delivery.record import RecordError
 from motorcade.delivery.writebehind import WriteBehind
-from motorcade.storage.ports import NO_BOUND, Appended, Batch, Bound, Draft, Written
+from motorcade.storage.ports import NO_BOUND, Appended, Batch, Bound, Draft, StoreFencedError, Written
 from motorcade.tasks import Tasks
 
 if TYPE_CHECKING:
+    from motorcade.broker.attachments import Attachments
     from motorcade.broker.relay import Relay
 
 log = structlog.stdlib.get_logger("motorcade.sessions")
@@ -133,6 +134,19 @@ class PlainMessage:
         return frame_of(message, version, 1, now, identifiers=copy.identifiers)
 
 
+class PublisherPacket(NamedTuple):
+    """The id of a QoS 2 message of a durable publisher, which is stored with the message."""
+
+    client_id: str
+    number: int
+    guid: bytes
+
+    @property
+    def key(self) -> str:
+        """Return the key of its record."""
+        return pair(self.client_id, str(self.number))
+
+
 class MessageBatch(Batch):
     """Messages for durable receivers that are written together."""
 
@@ -184,6 +198,7 @@ class SessionWriter:
         self.acks = WriteBehind(lease, self._fill_acks, lambda: 0.0, RETRY, self._acks_written, loop)
         self.progress: asyncio.Event | None = None  #: while the node stops: set when something is done
         self.relay: Relay | None = None  #: the way to other members, if there are any; set by it
+        self.attachments: Attachments | None = None  #: likewise; which clients are attached to this node
         self.bound = NO_BOUND  #: of mailboxes of sessions that are not attached here; likewise
         self._lease = lease
         self._loop = loop
@@ -229,8 +244,8 @@ class SessionWriter:
             copies = [copy for copy in copies if not _ended(copy.session)]
         packet = None
         if publisher is not None and packet_id:
-            packet = pair(publisher.client.client_id, str(packet_id)), message.guid
-            if not self._lease.store.atomic:
+            packet = PublisherPacket(publisher.client_id, packet_id, message.guid)
+            if self.relay is not None or not self._lease.store.atomic:
                 token = message.guid
         elif not copies:
             return Commit.stored(None)
@@ -278,13 +293,18 @@ class SessionWriter:
         else:
             self.accept(message, [copy], message.timestamp or time())
 
+    def keep_message(self, session: Session, message: Message, qos: int, now: float) -> None:
+        """Store a retained message for a client that is away."""
+        identifiers = message.headers.get("subscription_ids")
+        self.accept(message, [Copy(session, qos, True, identifiers if isinstance(identifiers, tuple) else ())], now)
+
     def _append(
         self,
         message: FullMessage,
         copies: Sequence[Copy],
         now: float,
         token: bytes,
-        packet: tuple[str, bytes] | None,
+        packet: PublisherPacket | None,
     ) -> Commit[Written]:
         """Hand a message to the store, with its packet id if it has one.
 
@@ -293,19 +313,39 @@ class SessionWriter:
         """
         batch = MessageBatch(self.bound)
         if packet is not None and not self._lease.store.atomic:
-            begun = records.AwaitingRecord(now, packet[1], True, chosen_of(copies))
-            batch.put(AWAITING, packet[0], records.encode(begun))
+            begun = records.AwaitingRecord(now, packet.guid, True, chosen_of(copies))
+            batch.put(AWAITING, packet.key, records.encode(begun))
         if copies:
             try:
                 batch.add(message, copies, now, token)
             except RecordError as error:
                 return Commit.failed(error)
         if packet is not None:
-            batch.put(AWAITING, packet[0], records.encode(records.AwaitingRecord(now, packet[1])))
+            done = records.AwaitingRecord(now, packet.guid, chosen=chosen_of(copies) if self.relay is not None else {})
+            batch.put(AWAITING, packet.key, records.encode(done))
             batch.rows += 1
-        return self.write_messages(batch)
+            self.decide(batch, packet.client_id)
+        commit = self.write_messages(batch)
+        if packet is not None:
+            commit.then(partial(self.decided, packet.client_id, commit))
+        return commit
 
     # -- to the store
+
+    def decide(self, batch: Batch, client_id: str) -> None:
+        """Make a batch a decision about a client, where several nodes may serve it (session store, rule 4)."""
+        fence = self.attachments.fence(client_id) if self.attachments is not None else None
+        if fence is not None:
+            batch.fence(fence)
+
+    def decided(self, client_id: str, commit: Commit[Written]) -> None:
+        """Look at the outcome of a decision."""
+        if self.attachments is None:
+            return
+        if isinstance(commit.error, StoreFencedError):
+            self.attachments.lost(client_id)
+        elif commit.error is None and commit.result.notes:
+            self.attachments.note(client_id, max(commit.result.notes))
 
     def write(self, batch: Batch) -> Commit[Written]:
         """Write something else than messages."""

@@ -132,5 +132,18 @@ class Cluster(Protocol):
     def on_change(self, told: Callable[[], None]) -> None:
         """Be told when members have come or gone."""
 
+    def handled(self, feed: int) -> int:
+        """Return the number of the last note of a feed that was handled here."""
+
+    def reload(self, feed: int) -> None:
+        """Read a cell again, as if notes were missing."""
+
+    @property
+    def feeds(self) -> int:
+        """Return how many feeds there are, which is how many cells."""
+
     def is_steward(self, feed: int) -> bool:
         """Return True if this member keeps a cell in order."""
+
+    def fenced(self) -> Sequence[str]:
+        """Return the ids of members that are fenced, and whose clients may not all be taken care of."""

@@ -43,7 +43,7 @@ from motorcade.mqtt.packets import (
     Will,
 )
 from motorcade.mqtt.properties import NONE, Properties
-from motorcade.storage.ports import Entry, StoreError, StoreFullError, StoreRefusedError
+from motorcade.storage.ports import Entry, Fence, StoreError, StoreFullError, StoreRefusedError
 from tests.support.held_store import HeldStore
 from tests.support.virtual import MemoryNode, Peer, standing, surviving
 
@@ -193,10 +193,10 @@ def test_a_client_can_come_back_though_ending_its_session_has_failed(
     world.join("r", ("t", 1))
     forget, failures = world.store.mailboxes.forget, iter([True, True])
 
-    async def fails(owner: str) -> int:
+    async def fails(owner: str, fence: Fence | None) -> int:
         if next(failures, False):
             raise KeyError("a defect")
-        return await forget(owner)
+        return await forget(owner, fence)
 
     monkeypatch.setattr(world.store.mailboxes, "forget", fails)
     with surviving():
