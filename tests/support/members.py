@@ -9,9 +9,11 @@
         members.link(a, b).held = True           what A sends to B waits, until `let_go`
         members.kill(b)                          what it still had to say is lost
 
+    members = Members(2, plugins={"retained": {}})     with plugins; their tasks and writes end with their node
+
 What a node does with the cluster is real: claims of clients, sessions that sleep and wake, the feed of subscriptions,
-the steward. What is below it is done here in the simplest way that keeps its promises: links (in order, each item
-once), confirmations, questions, the view, who is a member, and how notes are read.
+the steward, plugins. What is below it is done here in the simplest way that keeps its promises: links (in order, each
+item once), confirmations, questions, the view, who is a member, and how notes are read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from motorcade.broker.attachments import Attachments
 from motorcade.broker.connection import Pause
@@ -28,8 +31,10 @@ from motorcade.broker.relay import Relay
 from motorcade.broker.steward import Steward
 from motorcade.broker.subscription_feed import SubscriptionFeed
 from motorcade.commit import Commit, joined
-from motorcade.extension.cluster import AskError, AskHandler, ItemHandler, MemberView, NoteHandler, Peer, Reload
-from motorcade.storage.ports import FeedTail
+from motorcade.core.errors import MotorcadeError
+from motorcade.extension.cluster import AskError, AskHandler, End, ItemHandler, MemberView, NoteHandler, Peer, Reload
+from motorcade.extension.plugin import Loaded, Plugins
+from motorcade.storage.ports import Batch, FeedTail, Written
 from tests.support.held_store import HeldStore
 from tests.support.virtual import Clock, MemoryNode, Turns
 
@@ -72,7 +77,8 @@ class Link:
             kind, body = self.waiting.popleft()
             self._arrived += 1
             there = self.there.cluster
-            there.handlers[kind](there.links[self._cluster.me], body)
+            if (handler := there.handlers.get(kind)) is not None:
+                handler(there.links[self._cluster.me], body)
         self._settle()
 
     def _settle(self) -> None:
@@ -117,6 +123,12 @@ class Link:
         self._cluster.loop.call_soon(self._settle)
 
 
+def _drop(table: dict[str, Any], key: str, value: object) -> None:
+    """Remove what was registered, unless something else has taken its place."""
+    if table.get(key) == value:
+        del table[key]
+
+
 class MemoryCluster:
     """The cluster as one member sees it: a `Cluster`."""
 
@@ -148,11 +160,13 @@ class MemoryCluster:
     def members(self) -> Sequence[MemberView]:
         return ()
 
-    def on_item(self, kind: str, handler: ItemHandler) -> None:
+    def on_item(self, kind: str, handler: ItemHandler) -> End:
         self.handlers[kind] = handler
+        return lambda: _drop(self.handlers, kind, handler)
 
-    def on_ask(self, noun: str, handler: AskHandler) -> None:
+    def on_ask(self, noun: str, handler: AskHandler) -> End:
         self.asked[noun] = handler
+        return lambda: _drop(self.asked, noun, handler)
 
     async def ask(self, member: str, noun: str, body: bytes = b"", *, patience: float = 5.0) -> bytes:
         link = self.links.get(member)
@@ -162,7 +176,15 @@ class MemoryCluster:
         answer: asyncio.Future[bytes] = self.loop.create_future()
 
         async def handle() -> None:
-            found = await there.cluster.asked[noun](self.me, body)
+            try:
+                handler = there.cluster.asked.get(noun)
+                if handler is None:
+                    raise AskError(f"{member} does not know the question {noun!r}")
+                found = await handler(self.me, body)
+            except MotorcadeError as error:
+                if not answer.done():
+                    answer.set_exception(AskError(str(error)))
+                return
             if not answer.done():
                 answer.set_result(found)
 
@@ -176,8 +198,11 @@ class MemoryCluster:
         finally:
             gone.cancel()
 
-    def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> None:
-        self._notes[code] = handler, reload
+    def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> End:
+        handlers = self._notes[code] = handler, reload
+        if self._tail is not None:
+            self.loop.create_task(self._read_one(reload))
+        return lambda: _drop(self._notes, code, handlers)
 
     async def read(self) -> None:
         """Read the notes of the store, as they come."""
@@ -188,13 +213,17 @@ class MemoryCluster:
         while True:
             _, page = await self._tail.next()
             for note in page.notes:
-                self._notes[note.data[:1].decode()][0](0, note.number, note.data[1:])
+                if (handlers := self._notes.get(note.data[:1].decode())) is not None:
+                    handlers[0](0, note.number, note.data[1:])
                 self._handled = note.number
             self._settle()
 
     async def _read_again(self) -> None:
         for _, reload in self._notes.values():
             await reload(0)
+
+    async def _read_one(self, reload: Reload) -> None:
+        await reload(0)
 
     def _settle(self) -> None:
         done = [commit for number, commit in self._syncs if number <= self._handled]
@@ -242,8 +271,9 @@ class MemoryCluster:
             link.there.cluster._settle()
         return joined(commits)
 
-    def on_change(self, told: Callable[[], None]) -> None:
+    def on_change(self, told: Callable[[], None]) -> End:
         self._told.append(told)
+        return lambda: self._told.remove(told)
 
     def is_steward(self, feed: int) -> bool:
         """The first of those that are alive."""
@@ -256,6 +286,20 @@ class MemoryCluster:
         """Members have come or gone."""
         for told in self._told:
             told()
+
+
+class MemberStore:
+    """The store, as one member writes to it: nothing any more when that is dead."""
+
+    def __init__(self, store: HeldStore) -> None:
+        self._store = store
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def write(self, batch: Batch) -> Commit[Written]:
+        return Commit() if self.dead else self._store.write(batch)
 
 
 class MemberNode(MemoryNode):
@@ -274,11 +318,21 @@ class MemberNode(MemoryNode):
             process=number,
         )
         self.cluster = MemoryCluster(self, members.loop, members.store)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.plugin_store = MemberStore(members.store)
+        self.plugins = Plugins(self.broker, self.hooks, Path("unused"), self.state.shared.sources)
+        self.plugins.store, self.plugins.cluster = self.plugin_store, self.cluster
+
+    def load(self, name: str, **config: Any) -> Loaded:
+        """Load a plugin."""
+        return self.run(self.plugins.load(name, config))
 
     def join(self) -> None:
         """All links are there."""
         self.relay = Relay(self.cluster, self.state, self.broker.flusher.later, self.broker.supervisor)
-        store = self.session_store
+        loop, store = self.members.loop, self.session_store
+        if store is not None or self.plugins.loaded():
+            self.tasks.append(loop.create_task(self.cluster.read()))
         if store is None:
             return
         self.attachments = Attachments(self.cluster, store, self.state.registry, self.broker.publish_will)
@@ -286,7 +340,7 @@ class MemberNode(MemoryNode):
         store.join(self.attachments, feed)
         self.attachments.start()
         self.steward = Steward(self.cluster, store.store, self.attachments)
-        self.tasks = [self.members.loop.create_task(work) for work in (self.cluster.read(), self.steward.run())]
+        self.tasks.append(loop.create_task(self.steward.run()))
 
     def due(self) -> None:
         """Sessions whose time is over end, as the broker lets them several times a second."""
@@ -304,20 +358,29 @@ class Members:
         *,
         store: HeldStore | None = None,
         lasting: bool = True,
+        plugins: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Without `lasting` sessions end with their connections, and the store is not used."""
+        """Without `lasting` sessions end with their connections, and only plugins use the store."""
         self.lasting = lasting
+        self.plugins = plugins or {}
         self.clock = Clock()
         self.loop = Turns(self.clock)
         self.store = store or HeldStore()
+        self.store.loop = cast("asyncio.AbstractEventLoop", self.loop)
         self.options = session
         self.nodes = [MemberNode(self, number + 1, session) for number in range(count)]
         for node in self.nodes:
             node.cluster.links = {other.member: Link(node.cluster, other) for other in self.nodes if other is not node}
+        for node in self.nodes:
+            self._load(node)
         with self.loop.running():
             for node in self.nodes:
                 node.join()
         self.turn()
+
+    def _load(self, node: MemberNode) -> None:
+        for name, config in self.plugins.items():
+            node.load(name, **config)
 
     def join(self) -> MemberNode:
         """One more member."""
@@ -325,6 +388,7 @@ class Members:
         for node in self.nodes:
             node.cluster.links[new.member] = Link(node.cluster, new)
             new.cluster.links[node.member] = Link(new.cluster, node)
+        self._load(new)
         with self.loop.running():
             new.join()
             for node in self.nodes:
@@ -361,11 +425,12 @@ class Members:
         node.cluster.links.clear()
         for connection in list(node.broker.connections):
             connection.hold(Pause.CLOSING)
+        node.plugin_store.dead = True
+        for task in [*node.tasks, *(task for loaded in node.plugins.loaded() for task in loaded.context.tasks)]:
+            task.cancel()
         if node.session_store is not None:
             node.session_store.lease.write = lambda _batch: Commit()  # type: ignore[assignment, method-assign]
             node.attachments.stop()
-            for task in node.tasks:
-                task.cancel()
         with self.loop.running():
             for other in self.nodes:
                 link = other.cluster.links.pop(node.member)

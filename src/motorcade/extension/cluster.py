@@ -10,7 +10,9 @@ Rule 1: items of one peer come in the order in which they were sent. A handler m
 Rule 2: a note is handled once, in the order of its feed. If notes are missing, the feature reads that cell again
         (`reload`), and goes on with what came after.
 Rule 3: a new incarnation of a member begins with nothing: what the one before has told is void.
-Rule 4: names of items, questions and notes are part of what members of two versions say to each other. A name is
+Rule 4: what begins to handle something returns a function that ends it. Handlers of notes that are registered while
+        this node is a member already are told to read all cells first.
+Rule 5: names of items, questions and notes are part of what members of two versions say to each other. A name is
         never used again for something else.
 """
 
@@ -78,6 +80,7 @@ ItemHandler = Callable[[Peer, bytes], None]
 AskHandler = Callable[[str, bytes], Awaitable[bytes]]  #: id of the member that asks, and the question
 NoteHandler = Callable[[int, int, bytes], None]  #: feed, number of the note, what it says
 Reload = Callable[[int], Awaitable[None]]  #: read everything of a cell again, by the number of its feed
+End = Callable[[], None]  #: handle it no longer
 
 
 class AskError(MotorcadeError):
@@ -101,16 +104,16 @@ class Cluster(Protocol):
     def members(self) -> Sequence[MemberView]:
         """Return all members, this one first."""
 
-    def on_item(self, kind: str, handler: ItemHandler) -> None:
+    def on_item(self, kind: str, handler: ItemHandler) -> End:
         """Handle items of a kind."""
 
-    def on_ask(self, noun: str, handler: AskHandler) -> None:
+    def on_ask(self, noun: str, handler: AskHandler) -> End:
         """Answer questions."""
 
     async def ask(self, member: str, noun: str, body: bytes = b"", *, patience: float = 5.0) -> bytes:
         """Ask a member; `AskError` if there is no answer in time, or the member refuses."""
 
-    def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> None:
+    def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> End:
         """Handle notes whose data begins with a code of one letter; the handler gets what is behind it."""
 
     @property
@@ -129,7 +132,7 @@ class Cluster(Protocol):
     def synced(self, feed: int, number: int) -> Commit[None]:
         """Return a commit that is done when every member has handled a note, or cannot acknowledge without it."""
 
-    def on_change(self, told: Callable[[], None]) -> None:
+    def on_change(self, told: Callable[[], None]) -> End:
         """Be told when members have come or gone."""
 
     def handled(self, feed: int) -> int:

@@ -33,6 +33,7 @@ from motorcade.core.errors import HookError, MotorcadeError, PluginError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.checked import Module, read_plugin
+from motorcade.extension.cluster import Cluster
 from motorcade.extension.hooks import DEFAULT_TIMEOUT, Callback, Hooks
 from motorcade.extension.metrics import Counts, Family, Measure, Table, declared
 from motorcade.extension.sources import Sources, SourceType
@@ -113,6 +114,8 @@ class Context:
     services: dict[str, Any] = field(default_factory=dict)
     offered: set[str] = field(default_factory=set)
     supervisor: Tasks = field(default_factory=Tasks)  #: the node's background tasks
+    cluster: Cluster | None = None  #: the other members; None: this node is alone
+    endings: list[Callable[[], None]] = field(default_factory=list)  #: what is called when the plugin is unloaded
 
     def spawn(self, work: Work | Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something in the background until it ends or the plugin is unloaded.
@@ -153,6 +156,10 @@ class Context:
         """Register a kind of source (see `extension.sources`); it ends with the plugin."""
         kind.owner = self.name
         self.sources.register(kind)
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Have something ended when the plugin is unloaded, such as what `Cluster.on_note` has begun."""
+        self.endings.append(end)
 
     def offer(self, name: str, service: Any) -> None:
         """Let other plugins use something of this one, by name, until it is unloaded."""
@@ -316,6 +323,7 @@ class Plugins:
         self._data = data
         self._services: dict[str, Any] = {}
         self.store: Any = None  #: given to every plugin that is loaded from now on
+        self.cluster: Cluster | None = None  #: the same; None: this node is alone
         self._loaded: dict[str, Loaded] = {}
         self._changing = asyncio.Lock()
 
@@ -392,6 +400,7 @@ class Plugins:
             self._sources,
             self._services,
             supervisor=self._tasks,
+            cluster=self.cluster,
         )
 
     def _withdraw(self, context: Context) -> None:
@@ -400,6 +409,9 @@ class Plugins:
         self._sources.remove_owner(context.name)
         for service in context.offered:
             self._services.pop(service, None)
+        for end in reversed(context.endings):
+            end()
+        context.endings.clear()
 
     async def unload(self, name: str) -> None:
         """Stop a plugin and remove its callbacks."""
