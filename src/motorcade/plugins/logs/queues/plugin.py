@@ -30,7 +30,7 @@ from motorcade.plugins.logs.queues.metrics import BY_QUEUE, COUNTS, MEASURES, RO
 from motorcade.plugins.logs.queues.options import NOUN, QueuesConfig
 from motorcade.plugins.logs.queues.queue import Queue
 from motorcade.plugins.logs.queues.record import QUEUE
-from motorcade.plugins.logs.queues.service import MAX_ROUTES, QueueService
+from motorcade.plugins.logs.queues.service import MAX_ROUTES, SEVERAL_MEMBERS, QueueService
 from motorcade.plugins.logs.queues.source import QueueSource
 from motorcade.plugins.logs.queues.store import QueueAppend, QueueStore
 from motorcade.plugins.logs.queues.tables import PREFIX
@@ -54,6 +54,7 @@ EVENTS: Final = (
     "refused_full",
     "refused_pending",
     "refused_queues",
+    "refused_members",
 )
 
 Wanted = Subscription | ReasonCode | Verdict
@@ -82,6 +83,9 @@ class QueuesPlugin(Plugin):
         context = self.context
         if context.store is None:
             raise PluginError("queues need a store, and this node has none")
+        if context.cluster is not None:
+            context.endings.append(context.cluster.on_change(self._members_changed))
+            self._members_changed()
         await self._queues.load(self.config.queue)
         context.add_source(SourceType("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
         context.offer(SERVICE, self._queues)
@@ -150,6 +154,11 @@ class QueuesPlugin(Plugin):
                 break
         return after
 
+    def _members_changed(self) -> None:
+        """Serve queues only while this node is alone."""
+        cluster = self.context.cluster
+        self._queues.serve(cluster is None or not cluster.peers)
+
     # -- publishers
 
     def _bind(self) -> None:
@@ -171,6 +180,9 @@ class QueuesPlugin(Plugin):
         if not queues:
             return None
         waits = message.qos > 0
+        if not self._queues.serving:
+            self.context.counters["refused_members"] += 1
+            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS)) if waits else None
         try:
             appends = self._prepare(message, queues)
         except StoreFullError as error:
@@ -246,6 +258,8 @@ class QueuesPlugin(Plugin):
             check_name(NOUN, name)
         except BadNameError as error:
             return Verdict(ReasonCode.TOPIC_FILTER_INVALID, f"{error}; a queue is consumed by {PREFIX}NAME")
+        if not self._queues.serving:
+            return Verdict(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS)
         granted = replace(subscription, qos=1) if subscription.qos > 1 else subscription
         if self._queues.get(name) is None:
             return Verdict(granted, f"there is no queue {name!r} yet; messages come when it is declared")

@@ -20,7 +20,7 @@ from motorcade.core.errors import MotorcadeError
 from motorcade.core.trie import FilterTrie
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, FoundMessage, UnknownError, check_name
 from motorcade.plugins.logs.queues import options as options_
-from motorcade.plugins.logs.queues.dispatcher import QueueConsumer
+from motorcade.plugins.logs.queues.dispatcher import DISCONNECTED, QueueConsumer
 from motorcade.plugins.logs.queues.options import NOUN, QueueOptions, check, check_chain
 from motorcade.plugins.logs.queues.queue import Queue
 from motorcade.plugins.logs.queues.store import QueueStore
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from motorcade.plugins.logs.queues.source import QueueSource
 
 MAX_ROUTES: Final = 4096  #: topics whose queues are remembered; then all are forgotten
+SEVERAL_MEMBERS: Final = "queues are not served while a cluster has more than one node; use one node for them"
 
 
 class QueueConsumerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,7 @@ class QueueService:
         """Take `changed`, which is called when queues may be bound to other filters."""
         self.max_queues = max_queues
         self.now = store.now
+        self.serving = True  #: consumers get messages; else they wait as if there was no queue
         self.routes: dict[str, tuple[Queue, ...]] = {}  #: queues by topic, as far as remembered
         self._store = store
         self._changed = changed
@@ -109,7 +111,11 @@ class QueueService:
         """Add a queue; clients that wait for it join."""
         self._queues[queue.name] = queue
         self.rebind()
-        for consumer in self._waiting.pop(queue.name, ()):
+        self._let_in(queue)
+
+    def _let_in(self, queue: Queue) -> None:
+        """Let the clients join that wait for a queue."""
+        for consumer in self._waiting.pop(queue.name, ()) if self.serving else ():
             queue.dispatcher.join(consumer, self.now())
 
     def remove(self, name: str) -> None:
@@ -122,6 +128,23 @@ class QueueService:
             source: QueueSource = consumer.subscriber  # type: ignore[assignment]  # there is no other
             source.withdraw(consumer)
             self._waiting.setdefault(name, {})[consumer] = None
+
+    def serve(self, serving: bool) -> None:
+        """Give messages to consumers, or let all of them wait."""
+        if serving == self.serving:
+            return
+        self.serving = serving
+        for queue in self:
+            if serving:
+                self._let_in(queue)
+                continue
+            for consumer in list(queue.dispatcher.consumers):
+                source: QueueSource = consumer.subscriber  # type: ignore[assignment]  # there is no other
+                source.withdraw(consumer)
+                for entry in consumer.entries:
+                    source.recheck(consumer, entry)
+                queue.dispatcher.leave(consumer, DISCONNECTED, self.now())
+                self._waiting.setdefault(queue.name, {})[consumer] = None
 
     def rebind(self) -> None:
         """Route by the filters that queues have now."""
@@ -140,7 +163,7 @@ class QueueService:
     def enter(self, name: str, consumer: QueueConsumer) -> None:
         """Add a client that has subscribed to a queue, declared or not."""
         queue = self._queues.get(name)
-        if queue is not None:
+        if queue is not None and self.serving:
             queue.dispatcher.join(consumer, self.now())
         else:
             self._waiting.setdefault(name, {})[consumer] = None
@@ -207,8 +230,13 @@ class QueueService:
 
     # -- changing
 
+    def _check_serving(self) -> None:
+        if not self.serving:
+            raise ConflictError(SEVERAL_MEMBERS)
+
     async def create(self, name: str, options: QueueOptions) -> QueueDetail:
         async with self._changing:
+            self._check_serving()
             check(name, options)
             if self._queues.get(name) is not None:
                 self._changeable(name)  # else it says where it is declared
@@ -224,6 +252,7 @@ class QueueService:
 
     async def change(self, name: str, options: QueueOptions) -> QueueDetail:
         async with self._changing:
+            self._check_serving()
             queue = self._changeable(name)
             check(name, options)
             check_chain(name, self._options() | {name: options})
@@ -235,6 +264,7 @@ class QueueService:
 
     async def delete(self, name: str) -> None:
         async with self._changing:
+            self._check_serving()
             if self._queues.get(name) is None:
                 await self._delete_rest(name)
                 return
