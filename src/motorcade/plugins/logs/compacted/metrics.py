@@ -28,7 +28,7 @@ COUNTS: Final = (
         "reason",
         same(
             *("refused_full", "refused_pending", "refused_queues", "refused_key", "refused_consumers"),
-            *("refused_publish", "refused_subscribe"),
+            *("refused_publish", "refused_subscribe", "refused_members"),
             prefix="refused_",
         ),
     ),

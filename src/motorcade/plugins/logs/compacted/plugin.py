@@ -31,11 +31,22 @@ from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.collector import Collector
 from motorcade.plugins.logs.compacted.metrics import COUNTS, MEASURES, MESSAGE_BYTES, QUEUE_BYTES
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.plugins.logs.compacted.queue import MAX_OPEN, RETRY, Queues
+from motorcade.plugins.logs.compacted.queue import MAX_OPEN, RETRY, SEVERAL_MEMBERS, Queues
 from motorcade.plugins.logs.compacted.service import CompactedService
 from motorcade.plugins.logs.compacted.source import CompactedSource, Tools
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED, Shape
-from motorcade.plugins.logs.compacted.topics import PLACE, RESERVED, REWIND, ROOTS, TOPICS, WRITING, judge, quoted, what
+from motorcade.plugins.logs.compacted.topics import (
+    PLACE,
+    RESERVED,
+    REWIND,
+    ROOTS,
+    TOPICS,
+    WRITING,
+    consumed,
+    judge,
+    quoted,
+    what,
+)
 from motorcade.storage.ports import Draft, Store, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
@@ -62,6 +73,7 @@ EVENTS: Final = (
     "refused_key",
     "refused_publish",
     "refused_subscribe",
+    "refused_members",
 )
 
 Wanted = Subscription | ReasonCode | Verdict
@@ -106,6 +118,9 @@ class EcqPlugin(Plugin):
         self.tools = Tools(store, self.queues, progress, now, counters, log)
         self.collector = Collector(self.tools)
         self.service = CompactedService(self.tools)
+        if context.cluster is not None:
+            context.at_end(context.cluster.on_change(self._members_changed))
+            self._members_changed()
         context.spawn(self.collector.count, "count")
         context.spawn(self.collector.run, "collect")
         context.spawn(self._heartbeat, "heartbeat")
@@ -146,6 +161,11 @@ class EcqPlugin(Plugin):
         bound = config.max_pending_bytes + config.max_pending * MESSAGE_BYTES
         yield Table("ecq_pending", queues.pending, pending, bound)
 
+    def _members_changed(self) -> None:
+        """Serve compacted queues only while this node is alone."""
+        cluster = self.context.cluster
+        self.queues.serve(cluster is None or not cluster.peers)
+
     async def _heartbeat(self) -> None:
         """Look now and then whether consumers have got everything, in case that an event was missed."""
         while True:
@@ -164,7 +184,7 @@ class EcqPlugin(Plugin):
         name, _, key = topic[PLACE:].partition("/")
         queue = queues.of(shape).get(name) if shape is not None else None
         place = key.encode()
-        if queue is None or not queue.registered or not 0 < len(place) <= config.max_key:
+        if queue is None or not queues.serving or not queue.registered or not 0 < len(place) <= config.max_key:
             return None
         if queues.pending >= config.max_pending or queues.pending_bytes >= config.max_pending_bytes:
             return None
@@ -181,6 +201,11 @@ class EcqPlugin(Plugin):
             return None
         topic = message.topic
         shape = WRITING.get(topic[:PLACE])
+        if not self.queues.serving:
+            self.context.counters["refused_members"] += 1
+            if not message.qos:
+                return STOP_TAKEN
+            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS))
         if shape is None:
             return Stop(self._other(client, message))
         name, _, key = topic[PLACE:].partition("/")
@@ -289,8 +314,11 @@ class EcqPlugin(Plugin):
         if not isinstance(subscription, Subscription) or subscription.filter[:1] != "$":
             return wanted
         refusal = judge(client.client_id, subscription, self.config.max_name)
-        if refusal is None:
+        if refusal is None and (self.queues.serving or consumed(subscription.filter) is None):
             return wanted
+        if refusal is None:
+            self.context.counters["refused_members"] += 1
+            return Verdict(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS)
         self.context.counters["refused_subscribe"] += 1
         return Verdict(refusal.reason, refusal.detail)
 

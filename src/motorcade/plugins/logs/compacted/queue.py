@@ -49,6 +49,7 @@ from motorcade.storage.ports import (
 MAX_OPEN: Final = 65_536  #: queues in memory without a consumer; when there are more, those that are idle go
 PAGE: Final = 128  #: messages read at once, at most: the embedded engine reads as many without another thread
 RETRY: Final = 1.0  #: seconds until the end of a queue is looked for again
+SEVERAL_MEMBERS: Final = "compacted queues are not served while a cluster has more than one node; use one node for them"
 
 
 class QueueFullError(StoreFullError):
@@ -76,6 +77,9 @@ class Consumer(Protocol):
 
     def look(self) -> None:
         """Look again, as the end of the queue is known."""
+
+    def halt(self) -> None:
+        """Read no more, until `look`."""
 
     def replaced(self, numbers: Iterable[int]) -> None:
         """Note that these are not in the queue any more."""
@@ -298,6 +302,7 @@ class Queues:
         self.uncounted: set[str] | None = set()  #: mailboxes of those that came before the others were counted
         self.pending = 0  #: messages that the store has not confirmed
         self.pending_bytes = 0
+        self.serving = True  #: consumers get messages, and what is published is appended
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._touched: dict[CompactedQueue, None] = {}  # consumers must be told
@@ -352,6 +357,18 @@ class Queues:
         queues = self.of(queue.shape)
         if queue.idle and queues.get(queue.name) is queue:
             del queues[queue.name]
+
+    def serve(self, serving: bool) -> None:
+        """Serve consumers, or let all of them wait."""
+        if serving == self.serving:
+            return
+        self.serving = serving
+        for queue in self.consumed():
+            for consumer in list(queue.consumers):
+                if serving:
+                    consumer.look()
+                else:
+                    consumer.halt()
 
     def consumed(self) -> list[CompactedQueue]:
         """Return those that have consumers now."""

@@ -14,8 +14,8 @@ from motorcade.core.record import RecordError
 from motorcade.delivery.progress import Progress, Stored
 from motorcade.delivery.record import payload_of
 from motorcade.extension.compacted import CompactedKind, CompactedView, ConsumerView, RewindView
-from motorcade.extension.declared import BadOptionsError, FoundMessage, UnknownError
-from motorcade.plugins.logs.compacted.queue import CompactedQueue, Consumer
+from motorcade.extension.declared import BadOptionsError, ConflictError, FoundMessage, UnknownError
+from motorcade.plugins.logs.compacted.queue import SEVERAL_MEMBERS, CompactedQueue, Consumer
 from motorcade.plugins.logs.compacted.record import FORM
 from motorcade.plugins.logs.compacted.source import Tools
 from motorcade.plugins.logs.compacted.tables import QUEUES, SHAPES
@@ -83,6 +83,10 @@ class CompactedService:
             ),
         )
 
+    def _check_serving(self) -> None:
+        if not self._tools.queues.serving:
+            raise ConflictError(SEVERAL_MEMBERS)
+
     async def _find(self, kind: CompactedKind, name: str) -> CompactedQueue:
         """Return a queue that is in the store, perhaps not in memory; `UnknownError`."""
         queue = CompactedQueue(self._tools.queues, SHAPES[kind], name)
@@ -135,6 +139,7 @@ class CompactedService:
     ) -> RewindView:
         if (to is None) == (since is None):
             raise BadOptionsError("rewind: give either a number (to) or a time (since)")
+        self._check_serving()
         queue = await self._find(kind, name)
         client = await self._consumer(queue, consumer)
         progress = self._tools.progress.open(queue.log_key, client)
@@ -208,6 +213,7 @@ class CompactedService:
     # -- the end of a queue
 
     async def delete(self, kind: CompactedKind, name: str) -> None:
+        self._check_serving()
         queue = await self._find(kind, name)
         known = self._tools.queues.open(queue.shape, name)
         await self._tools.queues.hold(known, lambda: self._delete(known))

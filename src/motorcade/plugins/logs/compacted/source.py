@@ -82,7 +82,7 @@ class CompactedSource(Reader):
         return True
 
     def ready(self) -> None:
-        if self not in self.queue.consumers or self.log is not None:
+        if self not in self.queue.consumers or self.log is not None or not self._tools.queues.serving:
             return
         if self.queue.known:
             self._begin()
