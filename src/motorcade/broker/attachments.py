@@ -16,7 +16,8 @@ Rule 3: a session whose client is away belongs to no member. It is written down 
         appended by the publishers' members, and its end and its will are due in its cell (`steward`).
 Rule 4: claims of one client follow each other; a client that comes back while it leaves is claimed again after that.
 Rule 5: while the store is away, clients with clean sessions are let in and claimed later; of two with the same id, the
-        one that is claimed first goes on.
+        one that is claimed last goes on.
+Rule 6: to publish a will is a decision (`SessionStore.take_will`).
 """
 
 from __future__ import annotations
@@ -264,7 +265,8 @@ class Attachments:
                 except StoreError:
                     continue
                 client.fence, client.noted = opened.attached.fence, opened.attached.noted
-                self._sessions.supersede(client.id, opened)  # a clean session takes the place of what lies there
+                for will in self._sessions.supersede(client.id, opened):  # a clean session takes its place
+                    self._publish_will(will)
                 self.idle(client.id)
                 return
 

@@ -420,7 +420,9 @@ class Broker:
         """Publish a will; that of a durable session again and again until it is stored for those who get it."""
         while True:
             try:
-                await self._publish(will, client)
+                store = self.state.store
+                if session is None or store is None or await store.take_will(session):
+                    await self._publish(will, client)
                 break
             except StoreError as error:
                 if session is None:

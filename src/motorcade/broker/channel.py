@@ -196,7 +196,7 @@ class Channel:
         store = self.state.store
         if store is None:
             return
-        recorded = session.durable is not None or (session.will is not None and store.attachments is not None)
+        recorded = session.durable is not None or (session.will is not None and store.lasting_wills(session.client_id))
         commit = store.save(session) if recorded else store.gone(self.client.client_id)
         if commit is None:
             return

@@ -136,7 +136,7 @@ class Registry:
         if session.will is None:
             return []
         if not session.will_delay or not session.expiry:
-            return self._take_will(session)
+            return self.take_will(session)
         session.will_at = wall + session.will_delay
         self._wake(session, session.will_at)
         return []
@@ -176,9 +176,10 @@ class Registry:
         if self.store is not None:
             self.store.ended(session, filters)
         self._notify(event, session, why)
-        return self._take_will(session)
+        return self.take_will(session)
 
-    def _take_will(self, session: Session) -> list[Message]:
+    def take_will(self, session: Session) -> list[Message]:
+        """Return the will of a session, if it has one, to be published."""
         will, session.will, session.will_at = session.will, None, None
         if will is None:
             return []
@@ -244,8 +245,9 @@ class Registry:
         if session.expires_at is not None and session.expires_at <= wall:
             self._shared.stats.expired_sessions += 1
             return self._end(session, "terminated", wall, "expired")
-        if session.will_at is not None and session.will_at <= wall:
-            wills = self._take_will(session)
+        # One without a delay is due at once, also if its session was brought here a moment after `wall`.
+        if session.will_at is not None and (session.will_at <= wall or not session.will_delay):
+            wills = self.take_will(session)
             self._save(session)
             return wills
         return []

@@ -173,6 +173,27 @@ class SessionStore:
         commit.then(partial(self.writer.decided, client_id, commit))
         return self.feed.synced(client_id, commit)
 
+    def lasting_wills(self, client_id: str) -> bool:
+        """Return True if the will of a clean session is stored too: another member publishes it if this one dies."""
+        return self.attachments is not None and self.attachments.has(client_id)
+
+    async def take_will(self, session: Session) -> bool:
+        """Take the will of a session, so that of several nodes one publishes it; False: the client is another's."""
+        if self.attachments is None or not self.attachments.has(session.client_id):
+            return self.attachments is None
+        batch = Batch()
+        batch.put(SESSIONS, session.client_id, records.encode(_record(session)))
+        self.writer.decide(batch, session.client_id)
+        try:
+            await self.writer.write(batch)
+        except StoreFencedError:
+            self.attachments.lost(session.client_id)
+            return False
+        except StoreError as error:
+            if not is_refusal(error):
+                raise
+        return True
+
     def release(self, session: Session, packet_ids: Iterable[int]) -> Commit[Written]:
         """Remove ids of QoS 2 messages of a client; they may be used again when the commit is done."""
         batch = Batch()
@@ -360,15 +381,29 @@ class SessionStore:
         for key, record in awaiting.items():
             self._restore_one(AWAITING, key, partial(self._await_again, key, record))
 
-    def supersede(self, client_id: str, opened: Opened) -> None:
-        """Remove what the store has of a client whose clean session began while the store was away."""
+    def supersede(self, client_id: str, opened: Opened) -> list[Message]:
+        """Remove what the store has of a client whose clean session began while the store was away.
+
+        Returns the will of what is removed. The record of the session that goes on is written after that.
+        """
         stored, subscriptions, _ = opened.records
-        if not stored:
-            return
-        session = Session(self._state.shared, ClientInfo(client_id), time())
-        session.durable = DurableQueue(session, self)
-        session.ended = True
-        self.retire(session, [records.unpair(key)[1] for key in subscriptions])
+        wills: list[Message] = []
+        value = stored.get(client_id)
+        if value is not None:
+            now = time()
+            try:
+                session = self._restored(client_id, records.decode_session(value), now)
+            except Exception as error:  # noqa: BLE001 - rule 3
+                log.error("session_unreadable", client_id=client_id, error=repr(error))  # noqa: TRY400
+                session = Session(self._state.shared, ClientInfo(client_id), now)
+            session.durable = session.durable or DurableQueue(session, self)
+            session.ended = True
+            wills = self._state.registry.take_will(session)
+            self.retire(session, [records.unpair(key)[1] for key in subscriptions])
+        going_on = self._state.registry.sessions.get(client_id)
+        if going_on is not None and going_on.will is not None:
+            self.save(going_on)
+        return wills
 
     # -- start and end
 
