@@ -43,6 +43,7 @@ from motorcade.core.message import Message
 from motorcade.core.recent import RecentSet
 from motorcade.delivery.record import RecordError, message_of
 from motorcade.extension.cluster import Cluster, Peer
+from motorcade.storage.homes import CLIENT
 from motorcade.storage.ports import Bound, Draft, Entry
 from motorcade.tasks import Tasks
 
@@ -72,7 +73,7 @@ class Relay:
         self._flush = flush
         self._supervisor = supervisor
         self.router = RemoteRouter(pubsub.routes_changed, pubsub.forget_topics)
-        self.subscribers = Subscribers(pubsub.routes_changed, pubsub)
+        self.subscribers = Subscribers(pubsub.routes_changed, pubsub, _feeds_of(state))
         self.interest = Interest(lambda: self._soon(self._tell_interest))
         self._peers: dict[str, Peer] = {}
         self._told: dict[Peer, None] = {}  # peers that got something since the last `confirm`
@@ -573,3 +574,11 @@ def bound_of(state: BrokerState) -> Bound:
     """Return how large mailboxes may grow whose client's window is not known here."""
     options = state.session_options
     return Bound(options.queue + options.window if options.queue else 0, options.queue_bytes)
+
+
+def _feeds_of(state: BrokerState) -> Callable[[str], int]:
+    """Return what tells the feed of a client's cell."""
+    if state.store is None:
+        return lambda _: 0
+    feeds = state.store.store.feeds
+    return lambda client_id: feeds.feed_of(CLIENT + client_id)

@@ -97,11 +97,12 @@ Crowd = Subscriber | dict[Subscriber, None]
 class Subscribers:
     """All durable sessions that are not attached here."""
 
-    __slots__ = ("_changed", "_groups", "_options", "_places", "by_id", "subscriptions", "table")
+    __slots__ = ("_by_feed", "_changed", "_feed_of", "_groups", "_options", "_places", "subscriptions", "table")
 
-    def __init__(self, changed: Callable[[str], None], groups: Groups) -> None:
-        """`changed`: the routes of a filter."""
-        self.by_id: dict[str, Subscriber] = {}
+    def __init__(self, changed: Callable[[str], None], groups: Groups, feed_of: Callable[[str], int]) -> None:
+        """`changed`: the routes of a filter. `feed_of`: the feed of a client's cell."""
+        self._by_feed: dict[int, dict[str, Subscriber]] = {}  # a cell is read again by itself
+        self._feed_of = feed_of
         self.table: FilterTable[Crowd] = FilterTable()
         self.subscriptions = 0
         self._changed = changed
@@ -110,15 +111,27 @@ class Subscribers:
         self._places: dict[str, str] = {}  # member that has a session attached of which no subscription is known yet
 
     def __len__(self) -> int:
-        return len(self.by_id)
+        return sum(map(len, self._by_feed.values()))
+
+    def __contains__(self, client_id: object) -> bool:
+        return isinstance(client_id, str) and self.get(client_id) is not None
+
+    def get(self, client_id: str) -> Subscriber | None:
+        """Return a session by its client; None if it is not known."""
+        return self._by_feed.get(self._feed_of(client_id), {}).get(client_id)
+
+    def of_feed(self, feed: int) -> list[str]:
+        """Return the clients whose notes go to a feed."""
+        return list(self._by_feed.get(feed, ()))
 
     def put(self, client_id: str, generation: int, subscription: Subscription) -> None:
         """Add or replace a subscription of a durable session, as the store has it."""
-        known = self.by_id.get(client_id)
+        known = self.get(client_id)
         if known is None or known.generation != generation:
             at = known.at if known is not None else self._places.pop(client_id, None)
             self.forget(client_id)
-            known = self.by_id[client_id] = Subscriber(client_id, generation, at)
+            known = Subscriber(client_id, generation, at)
+            self._by_feed.setdefault(self._feed_of(client_id), {})[client_id] = known
         options = Options(
             subscription.qos, subscription.no_local, subscription.retain_as_published, subscription.identifier
         )
@@ -148,13 +161,13 @@ class Subscribers:
 
     def drop(self, client_id: str, text: str) -> None:
         """Remove a subscription, as the client wrote it; nothing happens if there is none."""
-        known = self.by_id.get(client_id)
+        known = self.get(client_id)
         if known is None or known.get(text) is None:
             return
         self._remove(known, text)
         known.remove(text)
         if not known.subscriptions():
-            del self.by_id[client_id]
+            del self._by_feed[self._feed_of(client_id)][client_id]
             self.move(client_id, known.at)
 
     def _remove(self, subscriber: Subscriber, text: str) -> None:
@@ -174,19 +187,19 @@ class Subscribers:
 
     def forget(self, client_id: str, generation: int = 0) -> None:
         """Remove a session, if it is of this generation (0: of any): it has ended, or it is here now."""
-        known = self.by_id.get(client_id)
+        known = self.get(client_id)
         if known is not None and generation not in (0, known.generation):
             return
         self._places.pop(client_id, None)
         if known is None:
             return
-        del self.by_id[client_id]
+        del self._by_feed[self._feed_of(client_id)][client_id]
         for text, _ in known.subscriptions():
             self._remove(known, text)
 
     def move(self, client_id: str, member: str | None) -> None:
         """Note where a session is attached now; None: it sleeps."""
-        known = self.by_id.get(client_id)
+        known = self.get(client_id)
         if known is not None:
             known.at = member
         elif member is not None:
@@ -196,7 +209,7 @@ class Subscribers:
 
     def leave(self, client_id: str, member: str) -> None:
         """Note that a session is no longer attached to this member."""
-        known = self.by_id.get(client_id)
+        known = self.get(client_id)
         if (known.at if known is not None else self._places.get(client_id)) == member:
             self.move(client_id, None)
 

@@ -13,6 +13,7 @@ Rule 3: a session that goes to sleep becomes a subscriber at once, as it is. Not
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger("motorcade.sessions")
 
 CODE: Final = "s"  #: of these notes
+RELOAD_STEP: Final = 500  #: clients of a cell that is read again, in one turn of the event loop
 
 
 class SubscriptionNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -135,14 +137,19 @@ class SubscriptionFeed:
                 continue
             _, subscriptions = found.setdefault(client_id, (record.generation, {}))
             subscriptions[filter_] = records.subscription_of(filter_, record)
-        del self._reloading[feed]
-        for client_id, known in list(self._subscribers.by_id.items()):
-            if client_id not in slept and self._store.feeds.feed_of(CLIENT + client_id) == feed:
-                _, subscriptions = found.get(client_id, (0, {}))
-                for filter_, _ in known.subscriptions():
-                    if filter_ not in subscriptions:
-                        self._subscribers.drop(client_id, filter_)
-        for client_id, (generation, subscriptions) in found.items():
+        clients = dict.fromkeys((*self._subscribers.of_feed(feed), *found))
+        for count, client_id in enumerate(clients, 1):
             if client_id not in slept and not self._attachments.has(client_id):
-                for subscription in subscriptions.values():
-                    self._subscribers.put(client_id, generation, subscription)
+                self._replace(client_id, *found.get(client_id, (0, {})))
+            if not count % RELOAD_STEP:
+                await asyncio.sleep(0)
+        del self._reloading[feed]
+
+    def _replace(self, client_id: str, generation: int, subscriptions: dict[str, Subscription]) -> None:
+        """Make what is known of a client what the store has."""
+        known = self._subscribers.get(client_id)
+        for filter_, _ in known.subscriptions() if known is not None else ():
+            if filter_ not in subscriptions:
+                self._subscribers.drop(client_id, filter_)
+        for subscription in subscriptions.values():
+            self._subscribers.put(client_id, generation, subscription)

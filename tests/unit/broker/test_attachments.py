@@ -167,13 +167,13 @@ def test_a_session_that_sleeps_leaves_memory(members: Members) -> None:
     lasting(a, "car", "t/+", "x").disconnect()
     for node in members.nodes:
         assert "car" not in node.state.registry.sessions
-        assert ["car"] == [*node.relay.subscribers.by_id]
+        assert ["car"] == node.relay.subscribers.of_feed(0)
     assert {} == attached(members)
     b.client("publisher").publish("t/1", b"1")
     again = c.admit("car", clean=False, session_expiry=100)
     assert [b"1"] == again.payloads()
-    assert [] == [*c.relay.subscribers.by_id]
-    assert ["car"] == [*a.relay.subscribers.by_id]
+    assert [] == c.relay.subscribers.of_feed(0)
+    assert ["car"] == a.relay.subscribers.of_feed(0)
 
 
 def test_a_session_ends_when_its_time_is_over(members: Members) -> None:
@@ -186,7 +186,7 @@ def test_a_session_ends_when_its_time_is_over(members: Members) -> None:
     assert {} == members.store.entries("car")
     for collection in (SESSIONS, SUBSCRIPTIONS, AWAITING):
         assert {} == members.store.records_of(collection)
-    assert all(not node.relay.subscribers.by_id for node in members.nodes)
+    assert all(not node.relay.subscribers for node in members.nodes)
     assert not any("car" in clients for clients in attached(members).values())
 
 
@@ -198,7 +198,7 @@ def test_a_clean_start_elsewhere_ends_the_session(members: Members) -> None:
     assert not fresh.connack.session_present
     c.client("publisher").publish("t", b"2")
     assert [] == fresh.payloads()
-    assert all(not node.relay.subscribers.by_id for node in members.nodes)
+    assert all(not node.relay.subscribers for node in members.nodes)
 
 
 def test_unsubscribing_is_known_everywhere(members: Members) -> None:
@@ -274,7 +274,7 @@ def test_the_expiry_of_a_dead_members_client_begins_with_its_death(members: Memb
     assert ["car"] == list(members.store.records_of(SESSIONS))
     members.wait(10)
     assert {} == members.store.records_of(SESSIONS)
-    assert not b.relay.subscribers.by_id
+    assert not b.relay.subscribers
 
 
 # -- exactly once
@@ -352,5 +352,7 @@ def test_subscriptions_are_read_again_when_notes_are_missing(members: Members) -
     b.relay.subscribers.put("ghost", 1, Subscription("t", 1))
     b.cluster.reload(0)
     members.turn()
-    assert c.relay.subscribers.by_id.keys() == b.relay.subscribers.by_id.keys() == {"car", "van"}
-    assert {"t", "u"} == {filter_ for filter_, _ in b.relay.subscribers.by_id["car"].subscriptions()}
+    assert {*c.relay.subscribers.of_feed(0)} == {*b.relay.subscribers.of_feed(0)} == {"car", "van"}
+    car = b.relay.subscribers.get("car")
+    assert car is not None
+    assert {"t", "u"} == {filter_ for filter_, _ in car.subscriptions()}

@@ -473,7 +473,8 @@ def test_a_session_that_is_not_that_of_before_gets_nothing(members: Members) -> 
     """Another user has the client id now; a member that does not know it yet stores nothing for it."""
     a, b, _ = members.nodes
     car = sleeper(b, "car", ("t", 1))
-    (known,) = a.relay.subscribers.by_id.values()
+    known = a.relay.subscribers.get("car")
+    assert known is not None
     car.disconnect()
     b.client("car", clean=True).disconnect()
     assert 0 == len(a.relay.subscribers)

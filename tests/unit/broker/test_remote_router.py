@@ -213,7 +213,7 @@ class NoGroups:
 @pytest.mark.parametrize("form", ["agent/{}/#", "agent/{}/proxy/request/+"])
 def test_a_sleeping_session_is_small(form: str) -> None:
     def put() -> Subscribers:
-        subscribers = Subscribers(lambda _: None, NoGroups())
+        subscribers = Subscribers(lambda _: None, NoGroups(), lambda _: 0)
         for number in range(MANY):
             vin = make_vin(number)
             subscribers.put(vin, 1000 + number, Subscription(form.format(vin), 1))
