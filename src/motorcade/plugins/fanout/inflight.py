@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from motorcade.plugins.fanout.source import VehicleSource
 
 ACTIVE: Final = RequestRecord()
+SEVERAL_MEMBERS: Final = "the fan-out is not served while a cluster has more than one node; use one node for it"
 MAX_RELEASED: Final = 10_000  #: deliveries whose attempts are remembered when they are released
 MAX_ENDED: Final = 100_000  #: deliveries that are remembered to have ended; far more than end in the time of a write
 
@@ -96,6 +97,7 @@ class InflightTable:
         self.cancels = 0  #: cancellations, since the start
         self.deciding = asyncio.Lock()  #: held while a record of `requests` is replaced: none is made from an older one
         self.storing: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
+        self.serving = True  #: new messages are sent; not while a cluster has more than one member
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start
         self._trigger = triggers.trigger
@@ -107,7 +109,7 @@ class InflightTable:
         held = self.inflight.get(delivery.vin)
         if held is not None:
             return held is delivery and not held.ending
-        if (delivery.vin, delivery.position) in self.ended:
+        if not self.serving or (delivery.vin, delivery.position) in self.ended:
             return False
         self.inflight[delivery.vin] = delivery
         delivery.phase = Phase.CLAIMED

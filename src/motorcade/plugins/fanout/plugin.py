@@ -29,7 +29,7 @@ from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import SourceType, Why
 from motorcade.plugins.fanout.counters import MAX_KNOWN, MAX_OPEN
 from motorcade.plugins.fanout.dispatcher import Dispatcher
-from motorcade.plugins.fanout.inflight import MAX_ENDED, MAX_RELEASED
+from motorcade.plugins.fanout.inflight import MAX_ENDED, MAX_RELEASED, SEVERAL_MEMBERS
 from motorcade.plugins.fanout.ingress import Ingress
 from motorcade.plugins.fanout.metrics import (
     COUNTS,
@@ -44,6 +44,7 @@ from motorcade.plugins.fanout.metrics import (
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.payloads import CACHED_BYTES
+from motorcade.plugins.fanout.receipt_writer import RETRY
 from motorcade.plugins.fanout.record import decode_data, decode_request
 from motorcade.plugins.fanout.recovery import Recovery
 from motorcade.plugins.fanout.service import FanoutService
@@ -94,6 +95,7 @@ class FanoutPlugin(Plugin):
         self.ingress = Ingress(parts, self.recovery)
         self.sweeper = Sweeper(parts, self.dispatcher)
         self._collect_now = asyncio.Event()
+        self._resuming = False
         self._kind = SourceType(
             "fanout",
             partial(VehicleSource, table=parts.table, attempts=parts.attempts),
@@ -109,11 +111,16 @@ class FanoutPlugin(Plugin):
         streams = self.context.service("streams")
         if streams is not None:
             await streams.open(RECEIPTS, self.context.name)
+        cluster = self.context.cluster
+        if cluster is not None:
+            self.table.serving = not cluster.peers
+            self.context.at_end(cluster.on_change(self._members_changed))
         await self._restore()
         await self.counters.load()
         spawn = self.context.spawn  # what fails by a fault of ours goes on, since a fleet waits for it
         spawn(self.counters.run, "counters")
-        await self.recovery.run()
+        if self.table.serving:
+            await self.recovery.run()
         spawn(self.ingress.run, "ingress")
         for queue in self._parts.triggers.queues:
             spawn(partial(self.dispatcher.run, queue), "dispatcher")
@@ -123,6 +130,36 @@ class FanoutPlugin(Plugin):
         self.context.add_source(self._kind)
         service = FanoutService(self._parts, self.ingress, self.sweeper, self._collect_once, self._collect_now.set)
         self.context.offer("fanout", service)
+
+    def _members_changed(self) -> None:
+        """Serve only while this node is alone: members would send and end the same deliveries."""
+        cluster = self.context.cluster
+        alone = cluster is None or not cluster.peers
+        if self.table.serving and not alone:
+            self.table.serving = False
+        elif not self.table.serving and alone and not self._resuming:
+            self._resuming = True
+            self.context.spawn(self._resume(), "resume")
+
+    async def _resume(self) -> None:
+        """Take over what the other members have left, and serve again."""
+        try:
+            while True:
+                try:
+                    await self._restore()
+                    await self.recovery.run()
+                    break
+                except StoreError as error:
+                    self.context.log.warning("fanout_not_resumed", error=str(error))
+                    await asyncio.sleep(RETRY)
+        finally:
+            self._resuming = False
+        cluster = self.context.cluster
+        if cluster is not None and not cluster.peers:
+            self.table.serving = True
+            self.table.drained.clear()
+            for vin in list(self.table.sources):
+                self._parts.triggers.trigger(vin, "alone")
 
     async def _restore(self) -> None:
         """Read what operators have decided, how much data there is, and whether priorities are in use."""
@@ -192,6 +229,8 @@ class FanoutPlugin(Plugin):
             pause = self.config.gc_interval
             await self.sweeper.idle.wait()  # an operator's has perhaps passed what this one is for
             try:
+                if not self.table.serving:
+                    continue
                 found = await self._collect_once()
                 self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
             except StoreError as error:
@@ -230,6 +269,9 @@ class FanoutPlugin(Plugin):
         if isinstance(message, Handled):
             return None
         topic = message.topic
+        if not self.table.serving and (topic in (INGRESS, TRIGGER) or topic.startswith(DATA_PREFIX)):
+            self.context.counters["batches_refused_members"] += 1
+            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS))
         if topic in (INGRESS, TRIGGER):
             return Stop(self.ingress.publish(message, trigger=topic == TRIGGER))
         if topic.startswith(DATA_PREFIX):

@@ -19,7 +19,7 @@ from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout import views
 from motorcade.plugins.fanout.batch import BadBatchError
-from motorcade.plugins.fanout.inflight import ACTIVE, Delivery, EntryVerdict, Phase
+from motorcade.plugins.fanout.inflight import ACTIVE, SEVERAL_MEMBERS, Delivery, EntryVerdict, Phase
 from motorcade.plugins.fanout.ingress import Ingress
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.record import EntryRecord, RequestRecord, Status, decode_entry, encode
@@ -73,6 +73,10 @@ class FanoutService:
         self._collect = collect
         self._collect_soon = collect_soon
 
+    def _check_serving(self) -> None:
+        if not self._table.serving:
+            raise ConflictError(SEVERAL_MEMBERS)
+
     # -- requests
 
     async def send(
@@ -86,6 +90,7 @@ class FanoutService:
         batch_id: str | None = None,
     ) -> AcceptedView:
         """Send as a batch that carries its data does."""
+        self._check_serving()
         fields: dict[str, object] = {"ids": list(vins), "request_id": request_id, "priority": priority}
         fields |= {"data": b64encode(data).decode(), "encoding": "base64"}
         fields |= {"expires_in": expires_in} if expires_in is not None else {}
@@ -143,6 +148,7 @@ class FanoutService:
 
     async def cancel(self, request_id: str) -> RequestView:
         """Call off what is pending now."""
+        self._check_serving()
         now = self._parts.now()
         await self._decide(request_id, "cancelled", cancelled_at=now)
         self._collect_soon()
@@ -150,11 +156,13 @@ class FanoutService:
 
     async def pause(self, request_id: str) -> RequestView:
         """Pass over its messages until `resume`."""
+        self._check_serving()
         await self._decide(request_id, "paused")
         return await self.status(request_id)
 
     async def resume(self, request_id: str) -> RequestView:
         """Go on with a request that was paused."""
+        self._check_serving()
         if self._table.requests.get(request_id, ACTIVE).state != "paused":
             await self.status(request_id)  # `UnknownError`
             raise ConflictError(f"request {request_id!r} is not paused")
@@ -185,6 +193,7 @@ class FanoutService:
 
     async def gc(self) -> GcView:
         """Collect now."""
+        self._check_serving()
         if self._sweeper.running:
             raise ConflictError("a collection is under way; ask again when it is done")
         return await self._collect()
