@@ -18,6 +18,7 @@ from motorcade.storage.ports import (
     Draft,
     Elsewhere,
     FeedEnd,
+    Fence,
     Lease,
     MailboxInfo,
     Opened,
@@ -198,32 +199,33 @@ async def test_one_of_many_members_gets_a_home(store: Store, other: Store) -> No
         assert {Elsewhere(f"node-{winner}")} == {answer for answer in answers if isinstance(answer, Elsewhere)}
 
 
-async def attached(store: Store, member: str) -> list[str]:
-    """All homes of a member, feed by feed; each in the feed of its notes."""
-    found = []
+async def attached(store: Store, member: str) -> dict[str, Fence]:
+    """The fences of all homes of a member, feed by feed; each in the feed of its notes."""
+    found: list[Fence] = []
     for feed in range(len(await store.feeds.ends())):
-        homes = [home async for home in store.coordination.attached(member, feed)]
-        assert all(feed == store.feeds.feed_of(home) for home in homes)
-        found += homes
-    assert len(found) == len(set(found))
-    return sorted(found)
+        fences = [fence async for fence in store.coordination.attached(member, feed)]
+        assert all(feed == store.feeds.feed_of(fence.home) for fence in fences)
+        found += fences
+    homes = {fence.home: fence for fence in found}
+    assert len(found) == len(homes)
+    return homes
 
 
 async def test_the_homes_of_a_member_are_found(store: Store, other: Store) -> None:
     """However many there are; one that was given up, or that another member has, is not among them."""
-    assert [] == await attached(store, "node-a")
+    assert {} == await attached(store, "node-a")
     names = [f"session:v{number}" for number in range(1500)]
     fences = [(await found).fence for found in [store.coordination.attach(name, "node-a~1") for name in names]]
     await store.coordination.attach("session:v1499", "node-a~12")
     await other.coordination.attach("session::odd:{}", "node:a~1:")
     await store.coordination.detach(fences[7])
-    wanted = {f"client:v{number}" for number in range(1499)} - {"client:v7"}
-    assert sorted(wanted) == await attached(other, "node-a~1")
-    assert ["client:v1499"] == await attached(other, "node-a~12")
-    assert ["client::odd:{}"] == await attached(store, "node:a~1:")
-    assert [] == await attached(store, "node-a") == await attached(store, "~1")
+    wanted = {fence.home: fence for fence in fences[:1499] if fence is not fences[7]}
+    assert wanted == await attached(other, "node-a~1")
+    assert {"client:v1499"} == (await attached(other, "node-a~12")).keys()
+    assert {"client::odd:{}"} == (await attached(store, "node:a~1:")).keys()
+    assert {} == await attached(store, "node-a") == await attached(store, "~1")
     with pytest.raises(ValueError, match="feed"):
-        _ = [home async for home in store.coordination.attached("node-a", -1)]
+        _ = [fence async for fence in store.coordination.attached("node-a", -1)]
 
 
 async def test_a_home_is_given_up_with_the_last_decision(store: Store, other: Store) -> None:
@@ -251,7 +253,7 @@ async def test_a_home_is_given_up_with_the_last_decision(store: Store, other: St
         await scan(store, "session"),
         [record.value for record in await store.streams.read("s", 0, 9)],
     )
-    assert [] == await attached(other, "node-a")
+    assert {} == await attached(other, "node-a")
     assert isinstance(await other.coordination.try_open(MAILBOX, "node-b", [], NOW), Opened)
 
 

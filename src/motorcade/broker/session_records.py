@@ -200,6 +200,21 @@ def client_from(client_id: str, record: SessionRecord) -> ClientInfo:
     )
 
 
+def asleep(record: SessionRecord, now: float) -> SessionRecord:
+    """Return the record of a session whose client has lost its connection: the member that served it is gone."""
+    # Never later than from now on: the clock may have been set back meanwhile.
+    latest = now + record.expiry
+    will = record.will
+    if will is not None:
+        at = now + will.delay if will.at is None else min(will.at, now + will.delay)
+        will = msgspec.structs.replace(will, at=at)
+    if record.connected:
+        return msgspec.structs.replace(
+            record, connected=False, disconnected_at=now, expires_at=latest, sent_to=-1, will=will
+        )
+    return msgspec.structs.replace(record, expires_at=min(record.expires_at or latest, latest), will=will)
+
+
 def will_record(message: Message, delay: int, at: float | None) -> WillRecord:
     """Return the record of a will."""
     body, _ = ENTRY.encode(message)

@@ -2,32 +2,37 @@
 
     every second, for each cell this member is the steward of:
         due times  ──▶ claim the client as if it came ──▶ its session ends, or its will is published ──▶ put to sleep
-        clients attached to a member that is fenced ──▶ the same
+        clients attached to a member that is fenced ──▶ put to sleep where they lie; if anything is due, the same
 
 Rule 1: a client that is attached to a member that is alive is left alone: what is due of it has been put off by that.
 Rule 2: two members may take themselves for the steward of a cell for a moment. A claim has a fence, so each thing is
         done by the one that has claimed the client.
 Rule 3: at most `MAX_CLAIMS` clients are claimed at a time; clients that come back do not wait for the others.
+Rule 4: a session whose member died is not loaded: its record is written as it is when its client is away, with the
+        fence of its last attachment. Who claims it first has displaced that, and this write is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
+from motorcade.broker import session_records as records
 from motorcade.broker.attachments import Attachments
+from motorcade.broker.session_records import SESSIONS
 from motorcade.clock import time
 from motorcade.extension.cluster import Cluster
 from motorcade.storage.homes import CLIENT
-from motorcade.storage.ports import Store, StoreError
+from motorcade.storage.ports import SPARE_ALL, Batch, Fence, Store, StoreError, StoreFencedError
 
 log = structlog.stdlib.get_logger("motorcade.steward")
 
 INTERVAL: Final = 1.0  #: seconds between two looks
-MAX_CLAIMS: Final = 256  #: clients that are claimed at the same time
+MAX_CLAIMS: Final = 256  #: clients that are claimed, or put to sleep, at the same time
 PAGE: Final = 1000  #: due times of a cell read at once
 
 
@@ -57,25 +62,49 @@ class Steward:
         for feed in range(self._cluster.feeds):
             if self._cluster.is_steward(feed):
                 for member in self._cluster.fenced():
-                    self.adopted += await self._claim_all(self._attached(member, feed))
-                self.due += await self._claim_all(self._due(feed))
+                    await self._adopt_all(member, feed)
+                due = await self._store.coordination.due(feed, time(), PAGE)
+                self.due += await self._claim_all(home for home, _ in due)
         while self._claims:
             await asyncio.wait(self._claims)
 
-    async def _attached(self, member: str, feed: int) -> AsyncIterator[str]:
-        async for home in self._store.coordination.attached(member, feed):
-            yield home
+    async def _adopt_all(self, member: str, feed: int) -> None:
+        """Take care of the clients of a cell that are attached to a member that died."""
+        found = [fence async for fence in self._store.coordination.attached(member, feed)]
+        clients = [fence for fence in found if fence.home.startswith(CLIENT) and not self._is_here(fence.home)]
+        for start in range(0, len(clients), MAX_CLAIMS):
+            await self._put_to_sleep(clients[start : start + MAX_CLAIMS])
+        self.adopted += len(clients)
 
-    async def _due(self, feed: int) -> AsyncIterator[str]:
-        for home, _ in await self._store.coordination.due(feed, time(), PAGE):
-            yield home
+    def _is_here(self, home: str) -> bool:
+        return self._attachments.has(home.removeprefix(CLIENT))
 
-    async def _claim_all(self, homes: AsyncIterator[str]) -> int:
+    async def _put_to_sleep(self, fences: Sequence[Fence]) -> None:
+        """Write down that clients are away; claim those of which anything is due (rule 4)."""
+        now = time()
+        reading = (self._store.records.get(SESSIONS, fence.home.removeprefix(CLIENT), now) for fence in fences)
+        stored = await asyncio.gather(*reading)
+        due: list[str] = []
+        writing = []
+        for fence, value in zip(fences, stored, strict=True):
+            batch = _sleeping(fence, value, now)
+            if batch is None:
+                due.append(fence.home)
+            else:
+                writing.append((fence.home, self._store.write(batch)))
+        for home, commit in writing:
+            try:
+                await commit
+            except StoreFencedError:
+                log.debug("client_not_adopted", client_id=home.removeprefix(CLIENT), error="it has come back")
+        await self._claim_all(due)
+
+    async def _claim_all(self, homes: Iterable[str]) -> int:
         claimed = 0
-        async for home in homes:
-            if home.startswith(CLIENT) and not self._attachments.has(home[len(CLIENT) :]):
+        for home in homes:
+            if home.startswith(CLIENT) and not self._is_here(home):
                 await self._room.acquire()
-                task = asyncio.create_task(self._claim(home[len(CLIENT) :]), name="steward.claim")
+                task = asyncio.create_task(self._claim(home.removeprefix(CLIENT)), name="steward.claim")
                 self._claims.add(task)
                 task.add_done_callback(self._claims.discard)
                 claimed += 1
@@ -88,3 +117,23 @@ class Steward:
             log.debug("client_not_adopted", client_id=client_id, error=str(error))
         finally:
             self._room.release()
+
+
+def _sleeping(fence: Fence, value: bytes | None, now: float) -> Batch | None:
+    """Return what puts a client to sleep whose member died; None if it has to be claimed: something of it is due."""
+    batch = Batch()
+    if value is not None:
+        try:
+            record = records.asleep(records.decode_session(value), now)
+        except msgspec.MsgspecError:
+            return None
+        times = (record.expires_at, record.will.at if record.will is not None else None)
+        due = min(at for at in times if at is not None)
+        if due <= now:
+            return None
+        client_id = fence.home.removeprefix(CLIENT)
+        batch.put(SESSIONS, client_id, records.encode(record))
+        batch.spare(records.owner_of(client_id), SPARE_ALL)
+        batch.due(fence.home, due)
+    batch.detach(fence)
+    return batch

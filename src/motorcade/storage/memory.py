@@ -815,11 +815,11 @@ class MemoryCoordination:
         del self._mailboxes.attached[fence.home]
         return True
 
-    async def attached(self, member: str, feed: int) -> AsyncIterator[str]:
+    async def attached(self, member: str, feed: int) -> AsyncIterator[Fence]:
         check_feed(feed, 1)
         self._gate.read()
-        for home in [home for home, (holder, _) in self._mailboxes.attached.items() if holder == member]:
-            yield home
+        for fence in [fence for holder, fence in self._mailboxes.attached.values() if holder == member]:
+            yield fence
 
     async def due(self, feed: int, now: float, limit: int) -> list[tuple[str, float]]:
         check_feed(feed, 1)

@@ -572,8 +572,8 @@ class Coordination(Protocol):
     async def detach(self, fence: Fence) -> bool:
         """Give a home up; an old fence does nothing and answers False. Nothing of the attachment is left."""
 
-    def attached(self, member: str, feed: int) -> AsyncIterator[str]:
-        """Yield the homes that a member has attached, of those whose notes go to a feed, each once.
+    def attached(self, member: str, feed: int) -> AsyncIterator[Fence]:
+        """Yield the fences of the homes that a member has attached, of those whose notes go to a feed, each home once.
 
         Changes meanwhile may or may not be seen. `ValueError` if there is no feed of that number.
         """

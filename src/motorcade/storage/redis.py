@@ -993,14 +993,16 @@ class RedisCoordination(Port):
     async def detach(self, fence: Fence) -> bool:
         return bool(await self._core.one(detach_operation(self._core, fence)))
 
-    async def attached(self, member: str, feed: int) -> AsyncIterator[str]:
+    async def attached(self, member: str, feed: int) -> AsyncIterator[Fence]:
         core, cursor, seen = self._core, b"0", set[bytes]()
         check_feed(feed, core.cells.count)
         while True:
             cursor, page = await core.look(feed, ATTACHED, [core.key(feed, "a")], member, cursor, MAX_READ)
-            for home in set(page) - seen:
-                yield home.decode()
-            seen.update(page)
+            for home, stored in zip(page[::2], page[1::2], strict=True):
+                if home not in seen:
+                    seen.add(home)
+                    number, _, token = stored.partition(b":")
+                    yield Fence(home.decode(), int(number), bytes.fromhex(token.decode()))
             if cursor == b"0":
                 return
 

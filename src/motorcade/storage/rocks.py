@@ -732,13 +732,13 @@ class RocksCoordination:
     async def detach(self, fence: Fence) -> bool:
         return await self._writer.submit(lambda write: write.detach(fence), durable=False, grows=False, alone=True)
 
-    async def attached(self, member: str, feed: int) -> AsyncIterator[str]:
+    async def attached(self, member: str, feed: int) -> AsyncIterator[Fence]:
         check_feed(feed, 1)
         await self._reader.now(lambda _: None)
         # A copy: the writer's thread changes it.
-        for home, (holder, _) in self._writer.state.attached.copy().items():
+        for holder, fence in self._writer.state.attached.copy().values():
             if holder == member:
-                yield home
+                yield fence
 
     async def due(self, feed: int, now: float, limit: int) -> list[tuple[str, float]]:
         check_feed(feed, 1)

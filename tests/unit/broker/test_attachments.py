@@ -277,6 +277,22 @@ def test_the_expiry_of_a_dead_members_client_begins_with_its_death(members: Memb
     assert not b.relay.subscribers
 
 
+def test_the_will_of_a_dead_members_client_waits_as_long_as_it_asked(members: Members) -> None:
+    a, b, _ = members.nodes
+    watcher = b.client("watcher")
+    watcher.subscribe("will", 1)
+    will = Will("will", b"gone", 1, properties=Properties(will_delay=20))
+    a.admit("car", clean=False, session_expiry=100, will=will)
+    members.kill(a)
+    members.wait(15)
+    assert [] == watcher.payloads()
+    assert {b.member: ["watcher"]} == attached(members), "it is asleep"
+    members.wait(10)
+    assert [b"gone"] == watcher.payloads()
+    members.wait(100)
+    assert {} == members.store.records_of(SESSIONS)
+
+
 # -- exactly once
 
 

@@ -231,7 +231,7 @@ async def test_a_home_is_given_up_only_if_the_last_decision_is_stored(
     together = [giving_up(fences[2]), impossible, giving_up(fences[3])]
     outcomes = await asyncio.gather(*map(store.write, together), return_exceptions=True)
     assert [Written, ValueError, Written] == list(map(type, outcomes))
-    assert ["b"] == [home async for home in store.coordination.attached("node-a", 0)]
+    assert ["b"] == [fence.home async for fence in store.coordination.attached("node-a", 0)]
     assert await store.records.get("session", "b", NOW) is None
     await store.write(giving_up(fences[1]))
     assert b"asleep" == await store.records.get("session", "b", NOW)
