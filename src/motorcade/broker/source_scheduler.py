@@ -472,8 +472,8 @@ class SourceScheduler:
             if ack is None or slot.kind.max_unacked:  # else there is as much room as a moment ago
                 ack = Ack(self.promise(slot), reason, dropped)
             try:
-                if at_once:
-                    answer = source.delivered_run([of for _, of, _, _ in run], ack)
+                if at_once and slot.fast is not None:
+                    answer = slot.fast.delivered_run([of for _, of, _, _ in run], ack)
                 else:
                     answer = source.delivered(outcome[1], ack)
             except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
@@ -815,23 +815,23 @@ class SourceScheduler:
     def _asks_now(self, slot: SourceSlot) -> bool:
         """Return True if a source that can be asked wants to be."""
         try:
-            return slot.source is not None and slot.source.asks is not False
+            return slot.fast is not None and slot.fast.asks is not False
         except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
             self._failed(slot.kind, "asks")
             return True
 
     def _tell_sent(self, slot: SourceSlot, given: list[Given]) -> None:
-        if slot.source is not None:
+        if slot.fast is not None:
             try:
-                slot.source.sent_run(given)
+                slot.fast.sent_run(given)
             except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
                 self._failed(slot.kind, "sent_run")
 
     def _ask(self, slot: SourceSlot, given: Given) -> Message | None:
-        if slot.source is None:
+        if slot.fast is None:
             return given.message
         try:
-            message = slot.source.sending(given)
+            message = slot.fast.sending(given)
             return message if message is None or is_message(message) else given.message
         except Exception:  # noqa: BLE001 - a plugin may raise anything, and must hurt only itself
             self._failed(slot.kind, "sending")

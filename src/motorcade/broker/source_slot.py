@@ -14,7 +14,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Delayed, Given, Source, SourceType, Why
+from motorcade.extension.sources import Delayed, FastSource, Given, Source, SourceType, Why
 
 if TYPE_CHECKING:
     from motorcade.broker.source_scheduler import SourceScheduler
@@ -29,6 +29,7 @@ class SourceSlot:
         "at_once",
         "backoff",
         "buffer",
+        "fast",
         "feed",
         "kept",
         "kind",
@@ -49,6 +50,7 @@ class SourceSlot:
         self.kept: Any = None
         self.subscriptions: dict[str, Subscription] = {}
         self.source: Source | None = None  #: none while the client is away, or before one is made again
+        self.fast: FastSource | None = None  #: the same, if it has the optional face
         self.feed: InstanceFeed | None = None  #: what the source has from us
         self.asks = False  #: it wants to be asked before a message is sent, if it does not say otherwise
         self.told_sent = False  #: it hears that a message was sent
@@ -66,14 +68,16 @@ class SourceSlot:
         """Return a new instance of the source."""
         self.feed = InstanceFeed(self)
         self.source = self.kind.make(self.feed)
-        self.asks = type(self.source).sending is not Source.sending
-        self.told_sent = type(self.source).sent_run is not Source.sent_run
-        self.at_once = type(self.source).delivered_run is not Source.delivered_run
+        self.fast = fast = self.source if isinstance(self.source, FastSource) else None
+        kind = type(fast) if fast is not None else FastSource
+        self.asks = kind.sending is not FastSource.sending
+        self.told_sent = kind.sent_run is not FastSource.sent_run
+        self.at_once = kind.delivered_run is not FastSource.delivered_run
         return self.source
 
     def unmake(self) -> None:
         """Drop the instance, which has ended."""
-        self.source = None
+        self.source = self.fast = None
         if self.feed is not None:
             self.feed.close()
             self.feed = None

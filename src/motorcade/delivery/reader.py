@@ -30,7 +30,7 @@ import msgspec
 from motorcade.core.message import Message
 from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import LogKey, Progress, ProgressStore
-from motorcade.extension.sources import Ack, Answer, Delayed, Feed, Given, Source
+from motorcade.extension.sources import Ack, Answer, Delayed, FastFeed, FastSource, Given
 
 SHIFT: Final = 48
 NUMBERS: Final = (1 << SHIFT) - 1
@@ -90,10 +90,10 @@ READY: Final = _Signal()  #: `info`: progress is loaded
 AGAIN: Final = _Signal()  #: `info`: give again what was refused
 
 
-class Reader(Source):
+class Reader(FastSource):
     """One subscription of one client."""
 
-    def __init__(self, feed: Feed, store: ProgressStore) -> None:
+    def __init__(self, feed: FastFeed, store: ProgressStore) -> None:
         super().__init__(feed)
         self.store = store
         self.filter = ""

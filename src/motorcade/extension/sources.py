@@ -38,6 +38,8 @@ Rule 4: a callback that raises is counted and logged, and hurts no other source.
         with False then, `info` and `delivered` as answered with RECREATE.
 Rule 5: after `terminate` nothing of the instance is called any more; what it has sent itself is dropped. So is what is
         sent to sources beyond 10 000 things of one client that wait.
+Rule 6: these five callbacks and `desired` are all that a source needs. `FastSource` is the optional face for those that
+        serve whole fleets: outcomes in runs, a last look at each message before it is sent, sending outside a callback.
 """
 
 from __future__ import annotations
@@ -148,13 +150,6 @@ class Feed(Protocol):
     def desired(self) -> int:
         """The number of messages that the source may give now (rule 1)."""
 
-    def hand(self, given: Given) -> bool:
-        """Send a message at once, outside of any callback: True if it has left, and `delivered` follows.
-
-        `sending` and `sent_run` are not called for it. False if messages wait already, there is no room, or more is to
-        be done than to write it: then nothing has happened, and `send` is the way.
-        """
-
     def send(self, what: object) -> None:
         """Call `info(what)` soon. May be called from anywhere on the event loop; after the end it does nothing."""
 
@@ -163,6 +158,17 @@ class Feed(Protocol):
 
     def disconnect(self, detail: str) -> None:
         """Close the client's connection (MQTT 5: with `detail` as reason string). Not from inside a callback."""
+
+
+class FastFeed(Feed, Protocol):
+    """The broker's side of a `FastSource`."""
+
+    def hand(self, given: Given) -> bool:
+        """Send a message at once, outside of any callback: True if it has left, and `delivered` follows.
+
+        `sending` and `sent_run` are not called for it. False if messages wait already, there is no room, or more is to
+        be done than to write it: then nothing has happened, and `send` is the way.
+        """
 
 
 class Source:
@@ -185,13 +191,32 @@ class Source:
         """Handle the outcome of a message."""
         return None
 
+    def info(self, what: object, desired: int) -> Answer:  # noqa: ARG002 - for subclasses
+        """Handle something that was sent to this source."""
+        return None
+
+
+class FastSource(Source):
+    """The optional face: a `Source` that is spared calls, or has the last word on a message. See rule 6.
+
+    What is not overridden is not called, and costs nothing.
+    """
+
+    feed: FastFeed
+
+    def __init__(self, feed: FastFeed) -> None:
+        super().__init__(feed)
+
     def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:
         """Handle one outcome of several messages, oldest first; in place of `delivered`, if overridden."""
         raise NotImplementedError
 
-    def info(self, what: object, desired: int) -> Answer:  # noqa: ARG002 - for subclasses
-        """Handle something that was sent to this source."""
-        return None
+    def sending(self, given: Given) -> Message | None:
+        """Return the message to send now, a newer one in its place, or None; called just before sending, if overridden.
+
+        None withdraws it: `delivered` is called with `dropped="withdrawn"`. It may be asked twice for one message.
+        """
+        return given.message
 
     @property
     def asks(self) -> bool | None:
@@ -200,13 +225,6 @@ class Source:
         A source that says False while there is nothing to withdraw or to replace is spared a call for each message.
         """
         return None
-
-    def sending(self, given: Given) -> Message | None:
-        """Return the message to send now, a newer one in its place, or None; called just before sending, if overridden.
-
-        None withdraws it: `delivered` is called with `dropped="withdrawn"`. It may be asked twice for one message.
-        """
-        return given.message
 
     def sent_run(self, given: Sequence[Given]) -> None:
         """Note messages that have left, if overridden: each once, oldest first, and before it is `delivered`."""
@@ -217,7 +235,7 @@ class SourceType:
     """A kind of source, as a plugin registers it."""
 
     name: str
-    make: Callable[[Feed], Source]
+    make: Callable[[FastFeed], Source]
     owner: str = ""  #: the plugin
     prefix: str = ""  #: only filters that begin so are offered to it
     #: Asked before an instance is made for a filter, so that those who do not want it cost nothing; None: wants all.

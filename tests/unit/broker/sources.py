@@ -25,7 +25,7 @@ from motorcade.broker.source_slot import InstanceFeed, SourceSlot
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, SourceType, Why
+from motorcade.extension.sources import Ack, Answer, FastFeed, FastSource, Feed, Given, Source, SourceType, Why
 from motorcade.mqtt.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Unsubscribe
 from motorcade.mqtt.properties import NONE, Properties
 from tests.support.virtual import MemoryNode, Peer
@@ -59,7 +59,9 @@ def some(count: int, filter_: str = "x", qos: int = 1, first: int = 1) -> list[G
 class ScriptedSource(Source):
     """Notes what it hears, and answers what its script says."""
 
-    def __init__(self, feed: Feed, script: SourceScript) -> None:
+    feed: FastFeed
+
+    def __init__(self, feed: FastFeed, script: SourceScript) -> None:
         super().__init__(feed)
         self.script = script
         self.number = len(script.sources)
@@ -94,7 +96,7 @@ class ScriptedSource(Source):
         return self.script.after(self, given, ack)
 
 
-class AskedSource(ScriptedSource):
+class AskedSource(ScriptedSource, FastSource):
     """Wants to be asked before a message is sent."""
 
     def sending(self, given: Given) -> Message | None:
@@ -102,7 +104,7 @@ class AskedSource(ScriptedSource):
         return self.script.at_last(given)
 
 
-class RunSource(ScriptedSource):
+class RunSource(ScriptedSource, FastSource):
     """Hears of several deliveries at once."""
 
     def delivered_run(self, given: Sequence[Given], ack: Ack) -> Answer:

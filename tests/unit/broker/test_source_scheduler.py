@@ -21,7 +21,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback, Stop
-from motorcade.extension.sources import RECREATE, Destroy, Feed, Given, Why
+from motorcade.extension.sources import RECREATE, Destroy, FastFeed, Given, Why
 from motorcade.mqtt.packets import Connect, Packet, Puback, Publish, Pubrel, Suback
 from motorcade.mqtt.properties import NONE, Properties
 from tests.support.held_store import HeldStore
@@ -797,7 +797,7 @@ class Broken(SelectiveSource):
 
 
 def _script_of(sort: type[SelectiveSource], wants: bool | None = False) -> SourceScript:
-    def make(feed: Feed) -> SelectiveSource:
+    def make(feed: FastFeed) -> SelectiveSource:
         source = sort(feed, script)
         source.wants = wants
         return source

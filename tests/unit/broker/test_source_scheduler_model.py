@@ -36,7 +36,19 @@ from motorcade.broker.source_slot import SourceSlot
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import RECREATE, ROOM, Ack, Answer, Destroy, Feed, Given, Source, SourceType, Why
+from motorcade.extension.sources import (
+    RECREATE,
+    ROOM,
+    Ack,
+    Answer,
+    Destroy,
+    FastFeed,
+    FastSource,
+    Given,
+    Source,
+    SourceType,
+    Why,
+)
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
@@ -172,7 +184,9 @@ class Stock:
 class Agent(Source):
     """An instance that keeps to the contract, but for what its traits and the machine say."""
 
-    def __init__(self, feed: Feed, stock: Stock) -> None:
+    feed: FastFeed
+
+    def __init__(self, feed: FastFeed, stock: Stock) -> None:
         super().__init__(feed)
         self.stock = stock
         self.world = stock.world
@@ -432,7 +446,7 @@ class Agent(Source):
         return [Given(item.message, item.life.filter, item) for item in items]
 
 
-class AskedAgent(Agent):
+class AskedAgent(Agent, FastSource):
     """Is asked before a message leaves, and sees there who else waits."""
 
     asked: Item | None = None
@@ -449,7 +463,7 @@ class AskedAgent(Agent):
         return None if item.withdrawn else item.message
 
 
-class RunAgent(Agent):
+class RunAgent(Agent, FastSource):
     """Hears of several deliveries at once."""
 
     @fatal

@@ -13,7 +13,7 @@ from motorcade.core.message import Message
 from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import Progress
 from motorcade.delivery.reader import Page
-from motorcade.extension.sources import Feed
+from motorcade.extension.sources import FastFeed
 from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.options import EcqConfig
 from motorcade.plugins.logs.compacted.queue import Appending, CompactedQueue, Queues
@@ -32,7 +32,7 @@ NOW = 1000.0
 class Consumer:
     """Notes what it is told; a reader that waits at the tail."""
 
-    feed: Feed
+    feed: FastFeed
     progress: Progress
     cursor = Cursor()
 

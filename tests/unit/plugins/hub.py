@@ -13,7 +13,7 @@ from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Handled, Hooks
-from motorcade.extension.sources import Ack, Delayed, Given, Source, Sources, Why
+from motorcade.extension.sources import Ack, Delayed, FastSource, Given, Source, Sources, Why
 
 
 @dataclass
@@ -124,7 +124,7 @@ class PulledFeed:
             answer = source.info(self._inbox.pop(0), 1)
             while isinstance(answer, list) and answer:
                 (given,) = answer
-                message = source.sending(given)
+                message = source.sending(given) if isinstance(source, FastSource) else given.message
                 if message is not None:
                     yield message
                 answer = source.delivered(given, Ack(1))

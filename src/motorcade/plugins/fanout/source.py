@@ -15,7 +15,7 @@ from motorcade.core.receipt import State
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import matches
 from motorcade.core.vin import VinError, check_vin
-from motorcade.extension.sources import ROOM, Ack, Answer, Feed, Given, Source, Why
+from motorcade.extension.sources import ROOM, Ack, Answer, FastFeed, FastSource, Given, Why
 from motorcade.plugins.fanout.attempts import Attempts
 from motorcade.plugins.fanout.inflight import ENDS, Delivery, EntryVerdict, InflightTable, Phase
 from motorcade.plugins.fanout.options import FanoutConfig
@@ -32,10 +32,10 @@ def is_for(vin: str, filter_: str, config: FanoutConfig) -> bool:
     return matches(filter_, config.topic_of(vin, "x"))
 
 
-class VehicleSource(Source):
+class VehicleSource(FastSource):
     """One vehicle, while it is connected and subscribed."""
 
-    def __init__(self, feed: Feed, table: InflightTable, attempts: Attempts) -> None:
+    def __init__(self, feed: FastFeed, table: InflightTable, attempts: Attempts) -> None:
         super().__init__(feed)
         self.vin = feed.client.client_id
         self._table = table

@@ -16,7 +16,7 @@ from typing import Final
 
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
-from motorcade.extension.sources import Ack, Answer, Destroy, Feed, Given, Source, Why
+from motorcade.extension.sources import Ack, Answer, Destroy, FastFeed, FastSource, Given, Why
 from motorcade.plugins.retained.index import Index
 
 REFILL: Final = 32  #: read more only with room for so many messages, or with none outstanding
@@ -71,10 +71,10 @@ class Messages:
                 yield message
 
 
-class RetainedSource(Source):
+class RetainedSource(FastSource):
     """One subscription's retained messages; it ends when the last one is delivered."""
 
-    def __init__(self, feed: Feed, messages: Messages) -> None:
+    def __init__(self, feed: FastFeed, messages: Messages) -> None:
         super().__init__(feed)
         self._retained = messages
         self._filter = ""

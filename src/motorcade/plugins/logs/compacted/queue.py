@@ -31,7 +31,7 @@ from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.progress import Progress
 from motorcade.delivery.reader import Found, Page, Reader
 from motorcade.extension.plugin import Spawn
-from motorcade.extension.sources import Feed
+from motorcade.extension.sources import FastFeed
 from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.options import EcqConfig
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, CompactedQueueRecord, Shape, encode
@@ -72,7 +72,7 @@ class Appending(Commit[None]):
 class Consumer(Protocol):
     """A source, as its queue knows it."""
 
-    feed: Feed
+    feed: FastFeed
     progress: Progress
 
     def look(self) -> None:

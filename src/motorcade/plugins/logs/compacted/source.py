@@ -25,7 +25,7 @@ from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import ProgressStore
 from motorcade.delivery.reader import SHIFT, Reader
 from motorcade.extension.compacted import CompactedKind
-from motorcade.extension.sources import Ack, Answer, Feed, Given, Why
+from motorcade.extension.sources import Ack, Answer, FastFeed, Given, Why
 from motorcade.plugins.logs.compacted.options import EcqConfig
 from motorcade.plugins.logs.compacted.queue import CompactedQueue, Queues
 from motorcade.plugins.logs.compacted.topics import consumed
@@ -60,7 +60,7 @@ class CompactedSource(Reader):
 
     queue: CompactedQueue
 
-    def __init__(self, feed: Feed, tools: Tools) -> None:
+    def __init__(self, feed: FastFeed, tools: Tools) -> None:
         super().__init__(feed, tools.progress)
         self._tools = tools
         self._attempts: dict[int, int] = {}  # of what was refused

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.extension.declared import BadNameError, check_name
-from motorcade.extension.sources import Ack, Answer, Feed, Given, Source, Why
+from motorcade.extension.sources import Ack, Answer, FastFeed, FastSource, Given, Why
 from motorcade.plugins.logs.queues import dispatcher as reasons
 from motorcade.plugins.logs.queues.dispatcher import SENT, QueueConsumer, QueueDispatcher, QueueEntry
 from motorcade.plugins.logs.queues.options import NOUN
@@ -38,10 +38,10 @@ _UNSENT: Final = {"too_large": reasons.TOO_LARGE, "withdrawn": reasons.WITHDRAWN
 _LEFT: Final = {Why.UNSUBSCRIBED: reasons.UNSUBSCRIBED, Why.REMOVED: reasons.UNSUBSCRIBED}
 
 
-class QueueSource(Source):
+class QueueSource(FastSource):
     """One client, as the consumer of all its queues."""
 
-    def __init__(self, feed: Feed, queues: QueueService) -> None:
+    def __init__(self, feed: FastFeed, queues: QueueService) -> None:
         super().__init__(feed)
         self.name = feed.client.client_id
         self._queues = queues

@@ -19,7 +19,7 @@ from motorcade.core.topic import SHARE
 from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowledge_after
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
-from motorcade.extension.sources import Feed, SourceType, Why
+from motorcade.extension.sources import FastFeed, SourceType, Why
 from motorcade.plugins.logs.streams.metrics import COUNTS, MEASURES, PROGRESS_BYTES
 from motorcade.plugins.logs.streams.options import StreamsConfig
 from motorcade.plugins.logs.streams.position import PREFIX, read_wish
@@ -90,7 +90,7 @@ class StreamsPlugin(Plugin):
         yield Table("stream_cache", len(streams.cache), streams.cache.size_bytes, self.config.cache_bytes)
         yield Table("stream_progress", progress, progress * PROGRESS_BYTES)
 
-    def _make(self, feed: Feed) -> StreamSource:
+    def _make(self, feed: FastFeed) -> StreamSource:
         return StreamSource(feed, self.streams)
 
     # -- in

@@ -18,7 +18,7 @@ from motorcade.core.subscription import Subscription
 from motorcade.delivery.cursor import Cursor
 from motorcade.delivery.progress import LogKey, ProgressStore
 from motorcade.delivery.reader import RETRY, Reader
-from motorcade.extension.sources import RECREATE, Ack, Answer, Delayed, Feed, Why
+from motorcade.extension.sources import RECREATE, Ack, Answer, Delayed, FastFeed, Why
 from motorcade.plugins.logs.streams.position import EARLIEST, LATEST, Origin, Position, Wish, read_wish
 from motorcade.plugins.logs.streams.stream import Stream
 
@@ -87,7 +87,7 @@ class StreamSource(Reader):
 
     cursor: StreamCursor
 
-    def __init__(self, feed: Feed, service: ReadableStreams) -> None:
+    def __init__(self, feed: FastFeed, service: ReadableStreams) -> None:
         super().__init__(feed, service.progress)
         self._service = service
         self._stream: Stream | None = None  # none: not declared, or this has ended
