@@ -23,6 +23,7 @@ READERS = (
     "session_reader",
     "session_store",
     "session_writer",
+    "shared_bans",
     "steward",
     "subscription_feed",
 )

@@ -28,18 +28,20 @@ from motorcade.broker.attachments import Attachments
 from motorcade.broker.connection import Pause
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.relay import Relay
+from motorcade.broker.shared_bans import SharedBans
 from motorcade.broker.steward import Steward
 from motorcade.broker.subscription_feed import SubscriptionFeed
 from motorcade.commit import Commit, joined
 from motorcade.core.errors import MotorcadeError
 from motorcade.extension.cluster import AskError, AskHandler, End, ItemHandler, MemberView, NoteHandler, Peer, Reload
 from motorcade.extension.plugin import Loaded, Plugins
-from motorcade.storage.ports import Batch, FeedTail, Written
+from motorcade.storage.ports import Batch, FeedTail, Store, Written
 from tests.support.held_store import HeldStore
 from tests.support.virtual import Clock, MemoryNode, Turns
 
 PATIENCE = 0.5  #: seconds that a silent peer is waited for
 MANY = 1_000_000
+LIMITS = Limits(flapping_count=0, connect_rate=0.0)
 
 
 class Link:
@@ -311,7 +313,7 @@ class MemberNode(MemoryNode):
         self.members = members
         super().__init__(
             session,
-            Limits(flapping_count=0, connect_rate=0.0),
+            members.limits,
             cast("asyncio.AbstractEventLoop", members.loop),
             store=members.store if members.lasting else None,
             clock=members.clock,
@@ -330,6 +332,7 @@ class MemberNode(MemoryNode):
     def join(self) -> None:
         """All links are there."""
         self.relay = Relay(self.cluster, self.state, self.broker.flusher.later, self.broker.supervisor)
+        self.bans = SharedBans(self.cluster, cast("Store", self.plugin_store), self.state)
         loop, store = self.members.loop, self.session_store
         if store is not None or self.plugins.loaded():
             self.tasks.append(loop.create_task(self.cluster.read()))
@@ -359,9 +362,11 @@ class Members:
         store: HeldStore | None = None,
         lasting: bool = True,
         plugins: dict[str, dict[str, Any]] | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         """Without `lasting` sessions end with their connections, and only plugins use the store."""
         self.lasting = lasting
+        self.limits = limits
         self.plugins = plugins or {}
         self.clock = Clock()
         self.loop = Turns(self.clock)

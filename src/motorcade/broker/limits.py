@@ -188,24 +188,34 @@ class Flapping:
         del self._banned[name]
         return False
 
+    def ban(self, name: str, until: float) -> None:
+        """Let a name connect no more, up to a time; its connects are forgotten."""
+        self._seen.pop(name, None)
+        self._older.pop(name, None)
+        self._banned[name] = until
+        if len(self._banned) > self.SIZE:
+            del self._banned[next(iter(self._banned))]
+
     def count(self, name: str, now: float) -> bool:
         """Count a connect; False if it was one too many, and the name is banned from now on."""
         if not self._count:
             return True
+        if self.add(name, now) > self._count:
+            self.ban(name, now + self._ban)
+            return False
+        return True
+
+    def add(self, name: str, now: float) -> int:
+        """Count a connect; return how many there were within the window."""
         counted = self._seen if name in self._seen else self._older
         began, times = counted.pop(name, (now, 0))
         if now - began > self._window:
             began, times = now, 0
-        if times + 1 > self._count:
-            self._banned[name] = now + self._ban
-            if len(self._banned) > self.SIZE:
-                del self._banned[next(iter(self._banned))]
-            return False
         self._seen[name] = (began, times + 1)
         if len(self._seen) + len(self._older) > self.SIZE:
             oldest = self._older or self._seen
             del oldest[next(iter(oldest))]
-        return True
+        return times + 1
 
     def sweep(self, now: float) -> None:
         """Forget whose time is over; to be called now and then."""
