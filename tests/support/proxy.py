@@ -6,29 +6,44 @@ async with Proxy(target) as way:       clients connect to `way.address`
     way.go()
     way.closed = True                  new connections are closed at once
     way.piece = 7                      bytes that go through in one turn of the loop
+    way.delay = 0.2                    seconds that everything is under way, in each direction
+    way.rate = 50_000                  bytes a second, in each direction
+
+A way that is slow or stopped takes as much as a socket would, and then makes the sender wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Self, cast
+
+#: Bytes that wait in one direction until no more is read.
+ROOM = 1 << 20
+
+#: Seconds between two pieces of a way with a rate.
+BEAT = 0.02
 
 
 class Proxy:
     """A listener on a port of this machine that carries bytes to an address and back."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, port: int = 0) -> None:
+        """Lead to `target`; listen on `port`, or on one that is free."""
         self.closed = False
         self.piece = 0  #: 0: as they come
+        self.delay = 0.0
+        self.rate = 0  #: 0: as fast as it goes
         self.connections = 0  #: that have been carried
         self.open: set[_Carried] = set()
         self.stopped_to_target = self.stopped_to_client = False
         self._target = target
+        self._port = port
         self._server: asyncio.Server
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Carried(self), "127.0.0.1", 0)
+        self._server = await loop.create_server(lambda: _Carried(self), "127.0.0.1", self._port)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -69,8 +84,11 @@ class _Carried(asyncio.Protocol):
         self.other: _Carried = client or _Carried(proxy, self)
         self.transport: asyncio.Transport | None = None
         self.data = bytearray()  #: that has come and was not carried
+        self._late: deque[tuple[float, bytes]] = deque()  # what is under way, and when it will have come
         self._connecting: asyncio.Task[None] | None = None
         self._moving = False
+        self._full = False  # the transport takes no more for now
+        self._deaf = False  # nothing is read for now
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -84,8 +102,31 @@ class _Carried(asyncio.Protocol):
             self._connecting = asyncio.ensure_future(self.proxy.connect(self))
 
     def data_received(self, data: bytes) -> None:
-        self.data += data
+        if self.proxy.delay or self._late:
+            loop = asyncio.get_running_loop()
+            due = loop.time() + self.proxy.delay
+            if not self._late:
+                loop.call_at(due, self._arrive)
+            self._late.append((due, data))
+            self._listen()
+        else:
+            self.data += data
+            self.move()
+
+    def _arrive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._late and self._late[0][0] <= loop.time():
+            self.data += self._late.popleft()[1]
+        if self._late:
+            loop.call_at(self._late[0][0], self._arrive)
         self.move()
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self.other.move()
 
     def move(self) -> None:
         """Carry what has come; the rest in the next turns."""
@@ -96,14 +137,27 @@ class _Carried(asyncio.Protocol):
     def _move(self) -> None:
         proxy, target = self.proxy, self.other.transport
         stopped = proxy.stopped_to_target if self.to_target else proxy.stopped_to_client
-        if not self.data or target is None or stopped or self._moving:
-            return
-        count = proxy.piece or len(self.data)
-        target.write(bytes(self.data[:count]))
-        del self.data[:count]
-        if self.data:
-            self._moving = True
-            asyncio.get_running_loop().call_soon(self._move_on)
+        if self.data and target is not None and not (stopped or self._moving or self.other._full):
+            count = proxy.piece or (max(1, int(proxy.rate * BEAT)) if proxy.rate else len(self.data))
+            target.write(bytes(self.data[:count]))
+            del self.data[:count]
+            if proxy.rate:
+                self._moving = True
+                asyncio.get_running_loop().call_later(BEAT, self._move_on)
+            elif self.data:
+                self._moving = True
+                asyncio.get_running_loop().call_soon(self._move_on)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Read while there is room."""
+        deaf = len(self.data) + sum(len(data) for _, data in self._late) >= ROOM
+        if deaf != self._deaf and self.transport is not None:
+            self._deaf = deaf
+            if deaf:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
 
     def _move_on(self) -> None:
         self._moving = False
