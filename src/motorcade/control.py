@@ -208,7 +208,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]  #: why it is not ready
 
 
-class Lag(msgspec.Struct, frozen=True, kw_only=True):
+class LoopLag(msgspec.Struct, frozen=True, kw_only=True):
     """The delay of the event loop, as a histogram."""
 
     buckets: tuple[tuple[float, int], ...]  #: (upper bound in seconds, samples up to it)
@@ -280,7 +280,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, dict[str, int]]  #: kind of source: event: how often
     declared: dict[str, int]  #: queue, stream, …: how many there are
     certificates: dict[str, dict[str, float]]  #: listener: option: when the first of its file ends
-    lag: Lag
+    lag: LoopLag
     store: StoreFigures | None  #: as of the last round of housekeeping
     condition: StoreCondition | None  #: of the store, as of now
     sweeps: SweepCounters | None
@@ -721,9 +721,9 @@ def _options(service: Declared, given: Mapping[str, Any]) -> msgspec.Struct:
     return read_options(service.noun, service.Options, given)
 
 
-def _lag(broker: Broker) -> Lag:
+def _lag(broker: Broker) -> LoopLag:
     buckets = tuple(zip(LAG_BUCKETS, accumulate(broker.lag), strict=False))  # the last count is above all bounds
-    return Lag(buckets=buckets, total=broker.lag_sum, count=sum(broker.lag))
+    return LoopLag(buckets=buckets, total=broker.lag_sum, count=sum(broker.lag))
 
 
 def _matches(session: Session, wanted: str) -> bool:

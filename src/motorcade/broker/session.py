@@ -1,4 +1,4 @@
-"""A session: what the broker remembers of a client across connections, and its inflight window. [MQTT-4.1.0-1]
+"""A session: what the broker remembers of a client across connections, and its in-flight window. [MQTT-4.1.0-1]
 
 Subscriptions, QoS 2 messages of the client that are not released yet, the will, and when the session ends. What the
 client still has to get: a bounded queue, then the inflight window, then the bytes for its socket.
@@ -454,7 +454,7 @@ class Session:
     # -- acknowledgements
 
     def resend(self, now: float) -> None:
-        """Send everything unacknowledged again after CONNACK, in the original order, with its id. [MQTT-4.4.0-1].
+        """Redeliver everything unacknowledged after CONNACK, in the original order, with its id. [MQTT-4.4.0-1].
 
         The client may take fewer at once than before: the rest is repeated as it acknowledges (`repeat`). What the
         source of a message has withdrawn meanwhile is not repeated.

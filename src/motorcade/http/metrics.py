@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from motorcade import __version__
-from motorcade.control import Control, Lag, PluginView, Statistics
+from motorcade.control import Control, LoopLag, PluginView, Statistics
 from motorcade.extension.metrics import Family, Labels, Table, counter, gauge
 from motorcade.http.bridge import Bridge
 
@@ -198,7 +198,7 @@ def _table_families(tables: list[Table]) -> Iterator[Family]:
         yield gauge(name, text, [({"table": table}, value) for table, value in values])
 
 
-def _lag_family(lag: Lag) -> Family:
+def _lag_family(lag: LoopLag) -> Family:
     samples: list[tuple[str, Labels, float]] = [("_bucket", {"le": f"{le:g}"}, count) for le, count in lag.buckets]
     samples += [("_bucket", {"le": "+Inf"}, lag.count), ("_sum", {}, lag.total), ("_count", {}, lag.count)]
     return Family("loop_lag_seconds", "histogram", "How late the event loop that serves the clients was.", samples)
