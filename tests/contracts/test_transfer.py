@@ -16,10 +16,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from motorcade.storage import transfer
-from motorcade.storage.memory import MemoryStore
 from motorcade.storage.ports import SPARE_ALL, Batch, Bound, Draft, MailboxInfo, Store, StoreError
 from motorcade.storage.redis import RedisStore
-from motorcade.storage.transfer_memory import MemorySource, MemoryTarget
 from motorcade.storage.transfer_redis import RedisSource, RedisTarget
 from motorcade.storage.transfer_rocks import RocksSource, RocksTarget
 from tests.contracts.engines import (
@@ -38,7 +36,7 @@ from tests.contracts.engines import (
 )
 from tests.support.redis import RedisCluster, RedisServer
 
-ENGINES = ["memory", "rocksdb", "redis", "cluster"]
+ENGINES = ["rocksdb", "redis", "cluster"]
 YEAR = 365 * 24 * HOUR
 
 
@@ -48,7 +46,6 @@ class Place:
     def __init__(self, engine: Engine) -> None:
         self.name = engine.name
         self._engine = engine
-        self._memory: MemoryStore | None = None
         self.fresh()
 
     @property
@@ -57,17 +54,10 @@ class Place:
         return self._engine.path
 
     def fresh(self) -> None:
-        self._memory = None
         self._engine.empty()
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        if self.name == "memory":
-            if self._memory is None:
-                self._memory = MemoryStore()
-                await self._memory.open()
-            yield self._memory  # stays open: it is all there is
-            return
         store = self._engine.make()
         await store.open()
         try:
@@ -81,11 +71,8 @@ class Place:
             await transfer.export(RocksSource(self.path), out, now)
         else:
             async with self.store() as store:
-                if isinstance(store, MemoryStore):
-                    await transfer.export(MemorySource(store), out, now)
-                else:
-                    assert isinstance(store, RedisStore)
-                    await transfer.export(RedisSource(store), out, now)
+                assert isinstance(store, RedisStore)
+                await transfer.export(RedisSource(store), out, now)
         return out.getvalue()
 
     async def load(self, file: bytes, now: float = NOW) -> dict[str, int]:
@@ -95,11 +82,8 @@ class Place:
             loaded = await transfer.load(RocksTarget(self.path), reading)
         else:
             async with self.store() as store:
-                if isinstance(store, MemoryStore):
-                    loaded = await transfer.load(MemoryTarget(store), reading)
-                else:
-                    assert isinstance(store, RedisStore)
-                    loaded = await transfer.load(RedisTarget(store, now), reading)
+                assert isinstance(store, RedisStore)
+                loaded = await transfer.load(RedisTarget(store, now), reading)
         assert promised == loaded
         return loaded
 
@@ -107,7 +91,7 @@ class Place:
 @pytest.fixture
 def places(tmp_path: Path, redis_server: RedisServer, redis_cluster: RedisCluster) -> dict[str, Place]:
     shared = [SharedEngine("redis", redis_server), SharedEngine("cluster", redis_cluster)]
-    engines = [Engine("memory"), EmbeddedEngine("rocksdb", tmp_path / "stores"), *shared]
+    engines = [EmbeddedEngine("rocksdb", tmp_path / "stores"), *shared]
     return {engine.name: Place(engine) for engine in engines}
 
 
@@ -240,7 +224,7 @@ async def seen(store: Store) -> dict[str, object]:
 )
 @given(made=st.lists(steps, min_size=10, max_size=50))
 def test_contents_pass_through_all_engines_unchanged(places: dict[str, Place], made: list[tuple]) -> None:
-    """rocksdb, redis, cluster, memory, rocksdb: what is written down and what is read is the same at every station."""
+    """rocksdb, redis, cluster, rocksdb: what is written down and what is read is the same at every station."""
 
     async def travel() -> None:
         for place in places.values():
@@ -250,7 +234,7 @@ def test_contents_pass_through_all_engines_unchanged(places: dict[str, Place], m
             at_first = await seen(store)
         file = await places["rocksdb"].export()
         expected = contents(file)
-        for name in ("redis", "cluster", "memory", "rocksdb"):
+        for name in ("redis", "cluster", "rocksdb"):
             place = places[name]
             place.fresh()
             await place.load(file)
@@ -388,14 +372,12 @@ async def test_what_is_in_flight_and_what_is_due_go_along(place: Place) -> None:
 # -- files
 
 
-async def some_file() -> bytes:
-    store = MemoryStore()
-    await store.open()
-    await store.mailboxes.append(["v", "w"], Draft(b"body", PAYLOAD), NOW)
-    await store.records.put("one", "key", b"value")
-    out = io.BytesIO()
-    await transfer.export(MemorySource(store), out, NOW)
-    return out.getvalue()
+async def some_file(folder: Path) -> bytes:
+    place = Place(EmbeddedEngine("rocksdb", folder))
+    async with place.store() as store:
+        await store.mailboxes.append(["v", "w"], Draft(b"body", PAYLOAD), NOW)
+        await store.records.put("one", "key", b"value")
+    return await place.export()
 
 
 def refused(file: bytes) -> str:
@@ -404,8 +386,8 @@ def refused(file: bytes) -> str:
     return str(caught.value)
 
 
-async def test_a_file_cut_off_anywhere_is_refused() -> None:
-    file = await some_file()
+async def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    file = await some_file(tmp_path)
     for end in range(len(file)):
         refused(file[:end])
     assert "cut off" in refused(file[:-1])
@@ -414,8 +396,8 @@ async def test_a_file_cut_off_anywhere_is_refused() -> None:
         refused(packed[:end])
 
 
-async def test_a_file_with_one_wrong_byte_is_refused() -> None:
-    file = await some_file()
+async def test_a_file_with_one_wrong_byte_is_refused(tmp_path: Path) -> None:
+    file = await some_file(tmp_path)
     for at in range(0, len(file), 7):
         wrong = bytearray(file)
         wrong[at] ^= 0x01
@@ -423,19 +405,19 @@ async def test_a_file_with_one_wrong_byte_is_refused() -> None:
     assert "follows its end" in refused(file + b"x")
 
 
-async def test_a_compressed_file_is_the_same() -> None:
-    file = await some_file()
+async def test_a_compressed_file_is_the_same(tmp_path: Path) -> None:
+    file = await some_file(tmp_path)
     assert transfer.verify(io.BytesIO(file)) == transfer.verify(io.BytesIO(gzip.compress(file)))
 
 
 async def test_generations_and_the_positions_of_what_is_gone_go_along(places: dict[str, Place], place: Place) -> None:
-    """From memory to each engine, and on from there."""
-    async with places["memory"].store() as store:
+    """From the embedded engine to each, and on from there."""
+    async with places["rocksdb"].store() as store:
         await fill(store, "session:a", b"1", b"2", b"3")
         await store.mailboxes.forget("session:a")
         made = await store.mailboxes.make("session:b")
         await fill(store, "session:c", b"4")
-    file = await places["memory"].export()
+    file = await places["rocksdb"].export()
     await moved(place, file)
     assert contents(file) == contents(await place.export())
     async with place.store() as store:
