@@ -6,4 +6,6 @@ frames     the bytes between two members; pure
 greeting   the handshake of two members: who they are, and that they know the secret; pure
 link       one peer: items in order, confirmed, sent again after a break; questions, pings; pure
 links      all links of a member: sockets, timers, reconnects
+membership who is a member, who is dead, who has to step back; pure
+view       whether a member may rely on what it knows of the others; pure
 """
