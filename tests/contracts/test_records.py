@@ -95,6 +95,31 @@ async def test_a_put_that_expects_another_value_refuses_its_batch(store: Store) 
     assert [] == await store.check()
 
 
+async def test_a_put_with_a_rank_never_takes_back_what_its_value_begins_with(store: Store) -> None:
+    """Bytes are compared without a sign or a locale; the same rank is written; nothing else of the batch is held up."""
+
+    def batch(value: bytes, expires_at: float = 0.0) -> Batch:
+        made = Batch()
+        made.put("c", "key", value, expires_at, rank=4)
+        made.put("c", "beside", value)
+        return made
+
+    values = [b"\0\0\x7f\xffone", b"\0\0\x7f\xfezz", b"\0\0\x80\0two", b"\0\0\x80\0again", b"\0\0\x80", b"a\0", b"B"]
+    left = [b"\0\0\x7f\xffone"] * 2 + [b"\0\0\x80\0two"] + [b"\0\0\x80\0again"] * 2 + [b"a\0"] * 2
+    for value, wanted in zip(values, left, strict=True):
+        await store.write(batch(value))
+        assert {"key": wanted, "beside": value} == await scan(store, "c")
+    await asyncio.gather(*[store.write(batch(b"b%d" % number)) for number in (3, 9, 5)])
+    assert {"key": b"b9", "beside": b"b5"} == await scan(store, "c")
+    await store.write(batch(b"c", NOW + 5))
+    await store.write(batch(b"b"))  # an older one does not take away when it ends
+    assert await store.records.get("c", "key", NOW + 5) is None
+    await store.records.delete("c", "key")
+    await store.write(batch(b"a"))
+    assert {"key": b"a", "beside": b"a"} == await scan(store, "c")
+    assert [] == await store.check()
+
+
 # -- by home, and by feed
 
 

@@ -5,7 +5,8 @@
                                of one client, in one log
 
     collection and key by `LogKey`:  [1, number, time of the last change], and `true` if the client waits for a number
-                                     that is not there yet
+                                     that is not there yet; where several members write it (`ProgressOptions.shared`)
+                                     [2, rank, time of the last change, `true` or `false`]
 
 Rule 1: acknowledgements change the cursor at once and the store within an interval; what a consumer that leaves has
         acknowledged is written now. So what is lost with the process is at most an interval old: it is delivered again.
@@ -19,11 +20,16 @@ Rule 4: of several cursors of one client the one farthest behind counts. One tha
 Rule 5: a record goes with its log; or, where `lasts` says so, that long after it was last written. While there is a
         cursor it is written again in time (`sweep`). New consumers beyond `max_consumers` of a log, and clients whose
         id the broker has made up (they do not come back), are served like others, but nothing of them is stored.
+Rule 6: where several members write it, the one that a client has left may be late. So a record has a rank, generation
+        and number, and the store keeps the one with the higher rank. Acknowledgements raise the number. What begins
+        anew or farther back, or is rewound, begins a generation: the time of that, in milliseconds, and more than the
+        one before. It is not undone by what comes late, and needs no fence. A consumer that comes back is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -56,11 +62,20 @@ class LogKey(msgspec.Struct, frozen=True):
         return self.name if self.single else f"{self.name}/{client}"
 
 
-class Stored(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """The contents of a progress record."""
 
     number: int  #: everything up to it was acknowledged
     time: float  #: of the last change
+    ahead: bool = False
+    generation: int = 0  #: rule 6
+
+
+class _Alone(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
+    """A record that one member writes."""
+
+    number: int
+    time: float
     ahead: bool = False
 
 
@@ -71,8 +86,37 @@ class _Usual(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False):
     time: float
 
 
+class _Ranked(msgspec.Struct, array_like=True, tag=2, frozen=True, gc=False):
+    """A record that several members write: no field is left out, so that ranks lie at the same place in all."""
+
+    rank: bytes  #: generation and number
+    time: float
+    ahead: bool
+
+
+_RANK: Final = struct.Struct(">QQ")
+RANKED: Final = 4 + _RANK.size  #: bytes of a record up to the end of its rank
+
 _encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Stored).decode
+_decode = msgspec.msgpack.Decoder(_Alone | _Ranked).decode
+
+
+def encode(record: Stored, *, shared: bool) -> bytes:
+    """Return the contents of a record."""
+    if shared:
+        return _encode(_Ranked(_RANK.pack(record.generation, record.number), record.time, record.ahead))
+    if record.ahead:
+        return _encode(_Alone(record.number, record.time, ahead=True))
+    return _encode(_Usual(record.number, record.time))
+
+
+def decode(value: bytes) -> Stored:
+    """Return what a record says."""
+    record = _decode(value)
+    if isinstance(record, _Alone):
+        return Stored(record.number, record.time, record.ahead)
+    generation, number = _RANK.unpack(record.rank)
+    return Stored(number, record.time, record.ahead, generation)
 
 
 class Progress:
@@ -83,6 +127,7 @@ class Progress:
         "ahead",
         "client",
         "cursors",
+        "generation",
         "kept",
         "loaded",
         "log",
@@ -97,6 +142,7 @@ class Progress:
         self.log = log
         self.client = client
         self.number = 0  #: everything up to it was acknowledged; as of the last `gather`
+        self.generation = 0  #: rule 6
         self.ahead = False
         self.time = 0.0  #: of the last change; 0: never
         self.cursors: dict[str, Cursor] = {}  #: of its subscriptions, by a name of the feature; begun or not
@@ -121,17 +167,20 @@ class Progress:
 
     def take(self, stored: Stored | None) -> None:
         """Note what was read, unless it was read or reset meanwhile."""
-        if not self.loaded:
-            self.loaded = True
-            self.stored = stored
-            if stored is not None:
-                self.number, self.time, self.ahead = stored.number, stored.time, stored.ahead
-                self.written_at = stored.time  # at the earliest
+        if self.loaded:
+            return
+        self.loaded = True
+        self.stored = stored
+        mine = (self.generation, self.number)
+        if stored is not None and (not self.time or (stored.generation, stored.number) > mine):
+            self.number, self.time, self.ahead = stored.number, stored.time, stored.ahead
+            self.generation = stored.generation
+            self.written_at = stored.time  # at the earliest
 
     def record(self) -> Stored:
         """Return what is to be stored now."""
         self.gather()
-        self._writing = Stored(self.number, self.time, self.ahead)
+        self._writing = Stored(self.number, self.time, self.ahead, self.generation)
         return self._writing
 
     def written(self, now: float) -> None:
@@ -154,6 +203,7 @@ class ProgressOptions:
     interval: Callable[[], float]  #: seconds at most until progress is stored
     max_consumers: Callable[[], int]  #: of one log whose progress is stored
     lasts: Callable[[LogKey], float]  #: seconds that a record lasts; 0: as long as the log
+    shared: bool = False  #: other members write it too (rule 6)
 
 
 class ProgressStore:
@@ -191,6 +241,8 @@ class ProgressStore:
         progress = self.peek(log, client)
         if progress is None:
             progress = self._open.setdefault(log, {})[client] = Progress(log, client)
+        elif self._options.shared and not progress.users and not progress.cursors:
+            progress.loaded = False  # it waits to be written; another member may have gone on meanwhile
         progress.users += 1
         return progress
 
@@ -311,11 +363,17 @@ class ProgressStore:
 
     # -- changes
 
-    def begin(self, progress: Progress) -> None:
-        """Commit where its cursors have begun, unless the store says the same, and will for a while."""
+    def begin(self, progress: Progress, *, anew: bool = False) -> None:
+        """Commit where its cursors have begun, unless the store says the same, and will for a while.
+
+        `anew`: not where the client was, but where it says, or where those begin who were nowhere.
+        """
+        before = progress.number
         progress.gather()
+        if anew or progress.number < before:
+            self._decide(progress)
         stored = progress.stored
-        old = progress.written_at + self._options.lasts(progress.log) / 2 <= self._now()
+        old = self._options.shared or progress.written_at + self._options.lasts(progress.log) / 2 <= self._now()
         if old or stored is None or (stored.number, stored.ahead) != (progress.number, progress.ahead):
             progress.time = self._now()
             if progress.kept:
@@ -355,7 +413,13 @@ class ProgressStore:
         """Set it (rule 3). Consumers must begin again."""
         progress.cursors.clear()
         progress.number, progress.ahead = number, False
+        self._decide(progress)
         self.changed(progress)
+
+    def _decide(self, progress: Progress) -> None:
+        """Begin a generation (rule 6)."""
+        if self._options.shared:
+            progress.generation = max(progress.generation + 1, int(self._now() * 1000))
 
     def forget(self, log: LogKey, number: int = 0) -> list[str]:
         """Note that a log is deleted: write nothing of it, but for what comes later. Return clients, for `erase`."""
@@ -400,8 +464,9 @@ class ProgressStore:
         for progress in some:
             log, record = progress.log, progress.record()
             lasts = self._options.lasts(log)
-            value = _encode(record if record.ahead else _Usual(record.number, record.time))
-            batch.put(log.collection, log.of(progress.client), value, self._now() + lasts if lasts else 0.0)
+            ends, shared = self._now() + lasts if lasts else 0.0, self._options.shared
+            value = encode(record, shared=shared)
+            batch.put(log.collection, log.of(progress.client), value, ends, rank=RANKED if shared else 0)
 
     def _written(self, some: Collection[Progress], error: BaseException | None) -> None:
         if error is not None:

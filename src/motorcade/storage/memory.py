@@ -595,8 +595,11 @@ class MemoryRecords:
     def count(self) -> int:
         return sum(len(collection) for collection in self.collections.values())
 
-    def apply_put(self, collection: str, key: str, value: bytes, expires_at: float) -> None:
-        self.collections.setdefault(collection, {})[key] = (value, expires_at)
+    def apply_put(self, collection: str, key: str, value: bytes, expires_at: float, rank: int = 0) -> None:
+        records = self.collections.setdefault(collection, {})
+        if rank and key in records and records[key][0][:rank] > value[:rank]:
+            return
+        records[key] = (value, expires_at)
         if expires_at:
             self._ending.at(expires_at, partial(self._end, collection, key))
 
@@ -965,8 +968,8 @@ class MemoryStore:
                     self.mailboxes.apply_spare(owner, position)
                 case SetDue(home, at):
                     self.records.apply_due(home, at)
-                case Put(collection, key, value, expires_at):
-                    self.records.apply_put(collection, key, value, expires_at)
+                case Put(collection, key, value, expires_at, rank):
+                    self.records.apply_put(collection, key, value, expires_at, rank)
                 case Delete(collection, key):
                     self.records.apply_delete(collection, key)
                 case StreamAppend(stream, values, now):

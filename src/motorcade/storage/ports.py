@@ -677,6 +677,7 @@ class Put(Struct, frozen=True, gc=False):
     key: str
     value: bytes
     expires_at: float
+    rank: int = 0
 
 
 class Delete(Struct, frozen=True, gc=False):
@@ -813,15 +814,18 @@ class Batch:
         *,
         expect: bytes | Unconditional | None = ANYTHING,
         now: float = 0.0,
+        rank: int = 0,
     ) -> None:
         """Write a record (`Records.put`).
 
         `expect`: what must be stored before the batch; None: no such record, or one that has expired at `now`. Else the
         whole batch is refused (rule 8): `StoreConflictError`.
+        `rank`: how many bytes a value begins with that never become less: if those of the stored one (expired or not)
+        are greater, byte by byte, it stays as it is, and all the rest of the batch is done.
         """
         if not isinstance(expect, Unconditional):
             self.conditions = [*self.conditions, Expect(collection, key, expect, now)]
-        self.steps.append(Put(collection, key, value, expires_at))
+        self.steps.append(Put(collection, key, value, expires_at, rank))
 
     def delete(self, collection: str, key: str) -> None:
         """Remove a record (`Records.delete`)."""

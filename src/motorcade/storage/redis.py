@@ -352,11 +352,12 @@ def due_operation(core: Core, home: str, at: float) -> Operation:
     return Operation(("due", core.cells.of(home), home, at))
 
 
-def put_operation(core: Core, collection: str, key: str, value: bytes, expires_at: float) -> Operation:
+def put_operation(core: Core, collection: str, key: str, value: bytes, expires_at: float, rank: int = 0) -> Operation:
     home = home_of_record(collection, key)
     stored = raw(TIME.pack(expires_at) + value)
+    words: tuple[Any, ...]
     words = ("put", core.cells.of(home), collection, key, stored, expires_at, _index(collection, key, home))
-    return Operation(words, 1, len(value))
+    return Operation((*words, rank) if rank else words, 1, len(value))
 
 
 def delete_operation(core: Core, collection: str, key: str) -> Operation:
@@ -469,8 +470,8 @@ class Plan:
                     self._add("spare", [spare_operation(core, owner, position)])
                 case SetDue(home, at):
                     self._add("due", [due_operation(core, home, at)])
-                case Put(collection, key, value, expires_at):
-                    self._add("put", [put_operation(core, collection, key, value, expires_at)])
+                case Put(collection, key, value, expires_at, rank):
+                    self._add("put", [put_operation(core, collection, key, value, expires_at, rank)])
                 case Delete(collection, key):
                     self._add("delete", [delete_operation(core, collection, key)])
                 case StreamAppend(stream, values, now):

@@ -841,7 +841,7 @@ def _apply(batch: Batch, write: Transaction) -> Written:
         elif isinstance(step, StreamAppend):
             offsets.append(write.append_stream(step.stream, step.values, step.now))
         elif isinstance(step, Put):
-            write.put_record(step.collection, step.key, step.value, step.expires_at)
+            write.put_record(step.collection, step.key, step.value, step.expires_at, step.rank)
         elif isinstance(step, Delete):
             write.delete_record(step.collection, step.key)
         elif isinstance(step, Mark):

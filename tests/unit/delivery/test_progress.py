@@ -21,11 +21,13 @@ ONE, MANY = LogKey("ecq-progress", "car", single=True), LogKey("stream-progress"
 class Rig(ProgressStore):
     """A progress store over a store in memory."""
 
-    def __init__(self, store: MemoryStore, interval: float = 1000.0, most: int = 100) -> None:
+    def __init__(self, store: MemoryStore, interval: float = 1000.0, most: int = 100, *, shared: bool = False) -> None:
         self.counters: Counter[str] = Counter()
         self.now = NOW
         self.held: list[asyncio.Task[None]] = []
-        options = ProgressOptions("test", "refused", "waits", 1.0, lambda: interval, lambda: most, lambda _: 100.0)
+        options = ProgressOptions(
+            "test", "refused", "waits", 1.0, lambda: interval, lambda: most, lambda _: 100.0, shared=shared
+        )
         log = structlog.stdlib.get_logger("motorcade.plugin")
         super().__init__(store, options, lambda: self.now, self.spawn, self.counters, log)
 
@@ -160,3 +162,78 @@ async def test_the_number_of_consumers_is_bounded_and_counted_again() -> None:
     assert 1 == rig.counters["refused"]
     rig.now += 100
     assert (await rig.loaded(MANY, "c")).kept, "the others have expired"
+
+
+# -- several members
+
+
+async def test_what_a_member_writes_late_does_not_take_progress_back() -> None:
+    """A consumer that has moved on has acknowledged more, was rewound, or has begun elsewhere: that stays."""
+    for went_on in ("acknowledged", "rewound", "began"):
+        store = await opened()
+        old, new = Rig(store, shared=True), Rig(store, shared=True)
+        late = await old.loaded(MANY, "a")
+        old.consume(late, 0, 5)
+        await old.flush(late)
+        old.consume(late, 5, 8)  # and is slow to write it
+        new.now += 1
+        progress = await new.loaded(MANY, "a")
+        assert 5 == progress.number
+        if went_on == "acknowledged":
+            new.consume(progress, 5, 9)
+        elif went_on == "rewound":
+            new.rewind(progress, 3)
+        else:
+            progress.cursors[""] = cursor = Cursor()
+            cursor.begin(6)  # beyond what is stored: the old member has 8
+            new.begin(progress, anew=True)
+        await new.flush(progress)
+        wanted = {"acknowledged": 9, "rewound": 3, "began": 6}[went_on]
+        for _ in range(2):
+            await old.flush(late)
+            stored = await new.read(MANY, "a")
+            assert stored is not None and wanted == stored.number, went_on
+            old.changed(late)  # again, with the time of then
+
+
+async def test_a_decision_of_a_slow_clock_follows_the_one_before() -> None:
+    store = await opened()
+    fast, slow = Rig(store, shared=True), Rig(store, shared=True)
+    slow.now -= 50
+    for rig, number in ((fast, 5), (slow, 3), (fast, 4), (slow, 2), (slow, 1)):
+        progress = await rig.loaded(MANY, "a")
+        rig.rewind(progress, number)
+        await rig.flush(progress)
+        rig.close(progress)
+        stored = await fast.read(MANY, "a")
+        assert stored is not None and number == stored.number
+
+
+async def test_a_consumer_that_is_back_goes_on_after_what_another_member_has_stored() -> None:
+    """Also if what it has left here waits to be written."""
+    for elsewhere, wanted in ((4, 5), (7, 7)):
+        store = await opened()
+        here, there = Rig(store, shared=True), Rig(store, shared=True)
+        progress = await here.loaded(MANY, "a")
+        here.consume(progress, 0, 5)
+        progress.gather()
+        progress.cursors.clear()
+        progress.users -= 1  # as `end` and `close`, which would write it now
+        other = await there.loaded(MANY, "a")
+        there.consume(other, 0, elsewhere)
+        await there.flush(other)
+        back = await here.loaded(MANY, "a")
+        assert (progress, wanted) == (back, back.number)
+
+
+async def test_records_of_a_lone_node_are_read_and_followed() -> None:
+    store = await opened()
+    alone, member = Rig(store), Rig(store, shared=True)
+    before = await alone.loaded(MANY, "a")
+    alone.consume(before, 0, 300)
+    await alone.flush(before)
+    progress = await member.loaded(MANY, "a")
+    assert 300 == progress.number
+    member.rewind(progress, 3)
+    await member.flush(progress)
+    assert 3 == (await Rig(store).loaded(MANY, "a")).number

@@ -95,9 +95,12 @@ class Transaction:
         if (row if row is None else row[tables.EXPIRES.size :]) != condition.value:
             raise StoreConflictError(f"the record {condition.collection}/{condition.key} is not as expected")
 
-    def put_record(self, collection: str, key: str, value: bytes, expires_at: float) -> None:
+    def put_record(self, collection: str, key: str, value: bytes, expires_at: float, rank: int = 0) -> None:
         where = tables.name(collection) + b"\0" + tables.name(key)
         before = self._batch.get("records", where)
+        size = tables.EXPIRES.size
+        if rank and before is not None and before[size : size + rank] > value[:rank]:
+            return
         if before is None:
             self._state.records += 1
         old = tables.EXPIRES.unpack_from(before)[0] if before is not None else 0.0
