@@ -120,6 +120,8 @@ class Registry:
         wake, session.wake = session.wake, None
         if wake is not None:
             wake.session = None
+        if self._shared.hooks.session_left is not None:
+            self._shared.hooks.session_left.notify(session.client)
 
     def _disconnect(self, session: Session, wall: float) -> list[Message]:
         session.link = None

@@ -33,6 +33,7 @@ or `retained_only` where possible: messages they do not concern stay on the brok
 | client.disconnected | client, reason | |
 | session.created / .resumed / .disconnected / .takenover / .discarded | client | |
 | session.terminated | client, why (str) | |
+| session.left | client: its session sleeps, or another node has it; only with several nodes | |
 | session.subscribed | client, Subscription, is_new | |
 | session.unsubscribed | client, filter | |
 | message.publish | client, or None for the node | Message, or Handled: not routed, the publisher hears the answer |
@@ -188,6 +189,7 @@ POINTS: Final = {
         _Point("session.discarded", fold=False),
         _Point("session.takenover", fold=False),
         _Point("session.terminated", fold=False),
+        _Point("session.left", fold=False),
         _Point("message.publish", fold=True),
         _Point("message.delivered", fold=False),
         _Point("message.acked", fold=False),
@@ -344,6 +346,7 @@ class Hooks:
     session_discarded: Chain | None
     session_takenover: Chain | None
     session_terminated: Chain | None
+    session_left: Chain | None
     message_publish: Chain | None
     message_delivered: Chain | None
     message_acked: Chain | None

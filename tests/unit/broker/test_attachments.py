@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from motorcade.broker.attachments import LET_GO
 from motorcade.broker.session_records import AWAITING, SESSIONS, SUBSCRIPTIONS
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
+from motorcade.extension.hooks import Callback
 from motorcade.mqtt.packets import (
     Connack,
     Connect,
@@ -75,6 +77,30 @@ def test_a_session_moves_with_its_client(members: Members) -> None:
     assert "car" not in a.state.registry.sessions
     there.ack(*there.inflight)
     assert {} == members.store.entries("car")
+
+
+def test_plugins_hear_that_a_session_is_no_longer_here(members: Members) -> None:
+    """It moves, falls asleep, or was displaced; not if it ends."""
+    a, b, c = members.nodes
+    left: list[tuple[str, str]] = []
+    for node in members.nodes:
+        note = partial(lambda member, client: left.append((member, client.client_id)), node.member)
+        node.hooks.add("session.left", Callback(note, 0, "test"))
+    lasting(a, "car", "t")
+    there = lasting(b, "car")
+    assert [(a.member, "car")] == left
+    there.disconnect()
+    assert [(a.member, "car"), (b.member, "car")] == left
+    c.client("clean").disconnect()
+    lasting(a, "displaced", "t")
+    c.cluster.mute.add(a.member)
+    peer = c.peer()
+    peer.send(Connect("displaced", 5, clean_start=False, properties=LASTING))
+    members.wait(LET_GO + 1)
+    assert peer.open
+    c.cluster.mute.clear()
+    members.wait(LET_GO)
+    assert [(a.member, "car"), (b.member, "car"), (a.member, "displaced")] == left
 
 
 def test_a_client_id_is_unique_in_the_cluster(members: Members) -> None:
