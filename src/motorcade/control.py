@@ -14,20 +14,26 @@ import os
 import platform
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from motorcade import __version__
 from motorcade.broker.broker import LAG_BUCKETS, Broker
-from motorcade.broker.session import Session
 from motorcade.broker.tables import tables
+from motorcade.client_control import (
+    MAX_CLIENTS,
+    PAGE,
+    ClientDetail,
+    ClientPage,
+    Directory,
+    Kicked,
+    LocalClients,
+    NotFoundError,
+)
 from motorcade.clock import time
-from motorcade.core.errors import MotorcadeError
-from motorcade.core.subscription import Subscription
 from motorcade.extension.compacted import SERVICE, Compacted, CompactedKind
 from motorcade.extension.declared import BadOptionsError, ConflictError, Declared, FoundMessage, read_options
 from motorcade.extension.hooks import POINTS, Hooks
@@ -42,12 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PAGE: Final = 100  #: clients on a page unless the caller says otherwise
-MAX_CLIENTS: Final = 1000  #: clients on a page
-MAX_SUBSCRIPTIONS: Final = 1000  #: subscriptions shown of one client
-SCAN: Final = 500  #: client ids looked at before the loop may go on with messages
 MAX_STREAMS: Final = 100  #: streams whose sizes are told
-COPY: Final = 50  #: clients copied before the loop may go on with messages; like SCAN a tenth of a millisecond
 MAX_TASKS: Final = 10  #: tasks that are named when they stand still
 MAX_FOUND: Final = 1000  #: messages of a queue or stream on a page
 MAX_BYTES: Final = 4 * 1024 * 1024  #: bytes of their payloads after which a page ends, however few they are
@@ -69,98 +70,6 @@ class NodeState(StrEnum):
     STARTING = auto()
     READY = auto()
     STOPPING = auto()
-
-
-class SubscriptionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One subscription of a client."""
-
-    filter: str
-    qos: int
-    no_local: bool
-    retain_as_published: bool
-    retain_handling: int
-    identifier: int
-
-    @classmethod
-    def of(cls, subscription: Subscription) -> SubscriptionView:
-        """Return a view with copies of a subscription's values."""
-        return cls(
-            filter=subscription.filter,
-            qos=subscription.qos,
-            no_local=subscription.no_local,
-            retain_as_published=subscription.retain_as_published,
-            retain_handling=subscription.retain_handling,
-            identifier=subscription.identifier,
-        )
-
-
-class ClientView(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the client list. Times are seconds since the epoch, sizes bytes."""
-
-    client_id: str
-    username: str | None
-    connected: bool
-    host: str
-    port: int
-    listener: str  #: tcp, tls, ws or wss
-    protocol: str  #: `3.1`, `3.1.1` or `5`
-    keep_alive: int  #: seconds; 0 is none
-    clean_start: bool
-    connected_at: float
-    disconnected_at: float | None
-    expires_at: float | None  #: while disconnected: when the session ends
-    subscriptions: int
-    inflight: int  #: messages sent, not acknowledged
-    queued: int  #: messages waiting
-    queued_bytes: int
-
-
-class WillView(msgspec.Struct, frozen=True, kw_only=True):
-    """The will of a client, without its payload."""
-
-    topic: str
-    qos: int
-    retain: bool
-    delay: int  #: seconds
-
-
-class SourceView(msgspec.Struct, frozen=True, kw_only=True):
-    """One of a client's sources of messages that do not come live."""
-
-    source: str  #: `retained`, `queue`, `stream`, or what a plugin has registered
-    filters: list[str]  #: subscriptions it serves
-    waiting: int  #: messages it has given that wait for room
-    unacked: int  #: messages of it in flight
-    promised: int  #: messages it may give now
-    recreating: bool  #: it has failed, and is made again after a while
-
-
-class ClientDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one client."""
-
-    client: ClientView
-    created_at: float
-    session_expiry: int  #: seconds the session outlives its connection
-    superuser: bool
-    certificate: str | None  #: subject
-    window: int  #: messages that may be in flight
-    inflight_ids: list[int]  #: packet ids sent and not acknowledged, oldest first
-    held_seconds: float  #: for so long the oldest of them has not been acknowledged, about; 0: none, or not connected
-    awaiting_release: list[int]  #: packet ids of QoS 2 messages of the client that it has not released
-    sources: list[SourceView]  #: what brings it messages that do not come live: queues, streams, retained ones
-    max_packet_size: int  #: the client takes no larger packets; 0 is any
-    topic_aliases: int  #: the client takes so many
-    published: int  #: messages the client has sent
-    will: WillView | None
-    subscriptions: list[SubscriptionView]  #: the first MAX_SUBSCRIPTIONS of them
-
-
-class ClientPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some clients, in the order of their ids."""
-
-    clients: list[ClientView]
-    count: int  #: clients that match the search, on all pages
-    cursor: str | None  #: pass it to get the next page; None: this is the last
 
 
 class HookView(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,10 +213,6 @@ class SettingView(msgspec.Struct, frozen=True, kw_only=True):
     origin: str  #: file and line, environment, command line or default
 
 
-class NotFoundError(MotorcadeError):
-    """There is no client or plugin of that name, or no plugin that has such things."""
-
-
 @runtime_checkable
 class Copyable(Protocol):
     """A store in a directory, that can be copied while it goes on."""
@@ -330,6 +235,7 @@ class Control:
         self.certificates: dict[str, dict[str, float]] = {}  #: listener: option: when its file ends; set by the node
         self.plugin_paths: Sequence[str] = ()  #: folders that callers may load plugins from; set by the node
         self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
+        self.directory: Directory = LocalClients(broker)  #: of the whole cluster, once this node is a member
         self._broker = broker
         self._broker_state = broker.state
         self._plugins = plugins
@@ -344,65 +250,20 @@ class Control:
 
     # -- clients
 
-    async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "") -> ClientPage:
-        """Return a page of clients after `cursor`, connected or away, whose id or user name contains `search`."""
-        limit = min(max(limit, 1), MAX_CLIENTS)
-        sessions = self._broker_state.registry.sessions
-        wanted = search.casefold()
-        matching = 0
-        found: list[str] = []
-        ids = iter(list(sessions))
-        while step := list(islice(ids, SCAN)):
-            if wanted:
-                step = [name for name in step if name in sessions and _matches(sessions[name], wanted)]
-            matching += len(step)
-            last = found[-1] if len(found) > limit else None  # what lies behind it is for later pages
-            after = [name for name in step if name > cursor and (last is None or name < last)]
-            if after:
-                found = sorted([*found, *after])[: limit + 1]
-            await asyncio.sleep(0)
-        more = len(found) > limit
-        views: list[ClientView] = []
-        for start in range(0, min(limit, len(found)), COPY):
-            copied = [sessions.get(name) for name in found[start : min(start + COPY, limit)]]
-            present = [session for session in copied if session is not None]  # the others have ended meanwhile
-            waiting = await asyncio.gather(*map(self._waiting, present))
-            views += [_client_view(*both) for both in zip(present, waiting, strict=True)]
-            await asyncio.sleep(0)
-        return ClientPage(clients=views, count=matching, cursor=found[limit - 1] if more else None)
+    async def clients(self, cursor: str = "", limit: int = PAGE, search: str = "", node: str = "") -> ClientPage:
+        """Return a page of clients after `cursor`, connected or away, whose id or user name contains `search`.
+
+        `node`: of one node of the cluster only; `NotFoundError` if there is none of that name.
+        """
+        return await self.directory.page(cursor, min(max(limit, 1), MAX_CLIENTS), search, node)
 
     async def client(self, client_id: str) -> ClientDetail:
         """Return everything about one client; `NotFoundError` if it has no session."""
-        session = self._session(client_id)
-        return _client_detail(session, await self._waiting(session))
+        return await self.directory.show(client_id)
 
-    async def _waiting(self, session: Session) -> tuple[int, int]:
-        """Return (messages, bytes) that wait for a client: in memory, and in its mailbox, without what is in flight."""
-        messages, size_bytes = (len(session.queue), session.queue.size) if session.queue is not None else (0, 0)
-        queue = session.durable
-        if queue is None or self.store is None:
-            return messages, size_bytes
-        try:
-            info = await self.store.mailboxes.info(queue.owner)
-        except StoreError:
-            return messages, size_bytes  # the rest cannot be known now
-        return messages + max(0, info.entries - len(queue.sent)), size_bytes + info.size_bytes
-
-    async def kick(self, client_id: str) -> str:
+    async def kick(self, client_id: str) -> Kicked:
         """Send a client away; what was done. If it is away already, its session is removed and its will published."""
-        session = self._session(client_id)
-        if session.link is not None:
-            await self._broker.disconnect(client_id)
-            return "disconnected"
-        for will in self._broker_state.registry.end(client_id, self._broker.now()):
-            self._broker.publish_will(will)
-        return "session removed"
-
-    def _session(self, client_id: str) -> Session:
-        session = self._broker_state.registry.sessions.get(client_id)
-        if session is None:
-            raise NotFoundError(f"there is no client {client_id!r}")
-        return session
+        return await self.directory.kick(client_id)
 
     # -- plugins
 
@@ -724,74 +585,6 @@ def _options(service: Declared, given: Mapping[str, Any]) -> msgspec.Struct:
 def _lag(broker: Broker) -> LoopLag:
     buckets = tuple(zip(LAG_BUCKETS, accumulate(broker.lag), strict=False))  # the last count is above all bounds
     return LoopLag(buckets=buckets, total=broker.lag_sum, count=sum(broker.lag))
-
-
-def _matches(session: Session, wanted: str) -> bool:
-    client = session.client
-    return wanted in client.client_id.casefold() or wanted in (client.username or "").casefold()
-
-
-_PROTOCOLS = {3: "3.1", 4: "3.1.1", 5: "5"}
-
-
-def _client_view(session: Session, waiting: tuple[int, int]) -> ClientView:
-    client = session.client
-    return ClientView(
-        client_id=client.client_id,
-        username=client.username,
-        connected=session.link is not None,
-        host=client.host,
-        port=client.port,
-        listener=client.listener,
-        protocol=_PROTOCOLS.get(client.version, str(client.version)),
-        keep_alive=client.keep_alive,
-        clean_start=client.clean_start,
-        connected_at=session.connected_at,
-        disconnected_at=session.disconnected_at,
-        expires_at=session.expires_at,
-        subscriptions=len(session.subscriptions),
-        inflight=len(session.inflight),
-        queued=waiting[0],
-        queued_bytes=waiting[1],
-    )
-
-
-def _client_detail(session: Session, waiting: tuple[int, int]) -> ClientDetail:
-    will = session.will
-    certificate = session.client.certificate
-    shown: Iterable[Subscription] = islice(session.subscriptions.values(), MAX_SUBSCRIPTIONS)
-    return ClientDetail(
-        client=_client_view(session, waiting),
-        created_at=session.created_at,
-        session_expiry=session.expiry,
-        superuser=session.client.superuser,
-        certificate=certificate.subject if certificate else None,
-        window=session.limit,
-        inflight_ids=list(session.inflight),
-        held_seconds=round(session.held_for(monotonic()), 1) if session.link is not None else 0.0,
-        awaiting_release=list(session.awaiting or ()),
-        sources=_source_views(session),
-        max_packet_size=session.max_packet,
-        topic_aliases=session.alias_limit,
-        published=session.received,
-        will=WillView(topic=will.topic, qos=will.qos, retain=will.retain, delay=session.will_delay) if will else None,
-        subscriptions=[SubscriptionView.of(subscription) for subscription in shown],
-    )
-
-
-def _source_views(session: Session) -> list[SourceView]:
-    slots = session.scheduler.slots.values() if session.scheduler is not None else ()
-    return [
-        SourceView(
-            source=slot.kind.name,
-            filters=list(slot.subscriptions),
-            waiting=len(slot.buffer),
-            unacked=slot.unacked,
-            promised=slot.promised,
-            recreating=slot.retry is not None,
-        )
-        for slot in islice(slots, MAX_SUBSCRIPTIONS)
-    ]
 
 
 def _plugin_view(loaded: Loaded, hooks: Hooks) -> PluginView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -88,11 +89,19 @@ class ControlClient:
     def pages(
         self, path: str, limit: int | None = None, *, size: int = _PAGE, key: str = "cursor", **query: object
     ) -> Iterator[Any]:
-        """Yield the entries of a list, at most `limit`, by requests for `size` of them; `key` is where to go on."""
+        """Yield the entries of a list, at most `limit`, by requests for `size` of them; `key` is where to go on.
+
+        Nodes whose entries are missing are told on standard error, once.
+        """
+        silent: set[str] = set()
         left = limit
         while left is None or left > 0:
             query["limit"] = size if left is None else min(size, left)
             answer = self.call("GET", f"{path}?{urlencode(query)}")
+            for node, why in answer["meta"].get("unanswered", {}).items():
+                if node not in silent:
+                    print(f"no answer from node {node}: {why}; what it has is missing", file=sys.stderr)
+                    silent.add(node)
             yield from answer["data"]
             if (cursor := answer["meta"].get("cursor")) is None:
                 return

@@ -13,9 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from motorcade.control import PAGE, NotFoundError
+from motorcade.client_control import PAGE, NotFoundError
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.redaction import without_secrets
+from motorcade.extension.ask_all import UnansweredError
 from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.http.bridge import BrokerBusyError
 from motorcade.storage.ports import StoreError
@@ -41,9 +42,13 @@ def answer(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def listing(data: Sequence[T], *, count: int | None = None, cursor: str | None = None) -> Response:
-    """Answer a list, with the total count and the cursor of the next page."""
-    meta = {"count": len(data) if count is None else count, "cursor": cursor}
+def listing(
+    data: Sequence[T], *, count: int | None = None, cursor: str | None = None, unanswered: dict[str, str] | None = None
+) -> Response:
+    """Answer a list, with the total count, the cursor of the next page, and the nodes whose part is missing."""
+    meta: dict[str, object] = {"count": len(data) if count is None else count, "cursor": cursor}
+    if unanswered:
+        meta["unanswered"] = unanswered
     return answer({"data": data, "meta": meta})
 
 
@@ -123,6 +128,8 @@ async def on_http_error(_request: Request, error: Exception) -> Response:
 
 async def on_refused(_request: Request, error: Exception) -> Response:
     """Answer a refusal of the broker, with its reason."""
+    if isinstance(error, UnansweredError):
+        return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": RETRY_AFTER})
     status = HTTPStatus.NOT_FOUND if isinstance(error, NotFoundError | UnknownError) else HTTPStatus.CONFLICT
     return refusal(status, str(error))
 

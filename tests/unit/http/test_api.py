@@ -236,7 +236,11 @@ def test_a_kicked_client_hears_why_and_others_stay(web: httpx.Client, connect: C
     """MQTT 5 gets DISCONNECT 0x98 (administrative action); the session that ends with the connection is gone."""
     kicked, other = connect("kicked"), connect("other")
     answer = web.delete("/api/v1/clients/kicked")
-    assert {"client_id": "kicked", "result": "disconnected"} == answer.json()
+    assert {
+        "client_id": "kicked",
+        "result": "disconnected",
+        "node": web.get("/api/v1/node").json()["node"],
+    } == answer.json()
     (goodbye,) = kicked.expect_closed()
     assert (DISCONNECT, 0x98) == (goodbye.type, goodbye.reason)
     other.expect_nothing()

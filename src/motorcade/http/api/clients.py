@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import MAX_CLIENTS, Control
+from motorcade.client_control import MAX_CLIENTS
+from motorcade.control import Control
 from motorcade.http.answers import answer, listing, page_of
 from motorcade.http.bridge import Bridge
 
@@ -15,17 +16,20 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     """Return the routes. A client id is one segment of the path: a slash in it is written `%2F`."""
 
     async def index(request: Request) -> Response:
-        """Answer `?limit&cursor&search`; pass `meta.cursor` to get the next page, until it is null."""
+        """Answer `?limit&cursor&search&node`; pass `meta.cursor` to get the next page, until it is null.
+
+        Nodes that did not answer are in `meta.unanswered`; their clients are missing.
+        """
         cursor, limit = page_of(request, MAX_CLIENTS)
-        page = await bridge.call(control.clients, cursor, limit, request.query_params.get("search", ""))
-        return listing(page.clients, count=page.count, cursor=page.cursor)
+        query = request.query_params
+        page = await bridge.call_slow(control.clients, cursor, limit, query.get("search", ""), query.get("node", ""))
+        return listing(page.clients, count=page.count, cursor=page.cursor, unanswered=page.unanswered)
 
     async def show(request: Request) -> Response:
-        return answer(await bridge.call(control.client, request.path_params["client_id"]))
+        return answer(await bridge.call_slow(control.client, request.path_params["client_id"]))
 
     async def kick(request: Request) -> Response:
-        client_id = request.path_params["client_id"]
-        return answer({"client_id": client_id, "result": await bridge.call(control.kick, client_id)})
+        return answer(await bridge.call_slow(control.kick, request.path_params["client_id"]))
 
     return [
         Route("/clients", index, methods=["GET"]),

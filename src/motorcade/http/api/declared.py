@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from motorcade.control import DECLARED, MAX_FOUND, PAGE, Control, FoundPage
+from motorcade.client_control import PAGE
+from motorcade.control import DECLARED, MAX_FOUND, Control, FoundPage
 from motorcade.core.words import as_text
 from motorcade.extension.declared import FoundMessage
 from motorcade.http.answers import answer, body, listing, number, told
