@@ -113,6 +113,12 @@ class HeldMailboxes:
     async def read(self, owner: str, after: int, limit: int, now: float) -> list[Entry]:
         return await self._wait_read(lambda: _run(self._inner.read(owner, after, limit, now)))
 
+    async def entries(self, owner: str, positions: Sequence[int], now: float) -> list[Entry]:
+        return await self._wait_read(lambda: _run(self._inner.entries(owner, positions, now)))
+
+    async def claimed(self, owner: str, claimer: str) -> list[int]:
+        return await self._wait_read(lambda: _run(self._inner.claimed(owner, claimer)))
+
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         wanted = list(positions)
         return await self._wait(lambda: _run(self._inner.acknowledge(owner, wanted)), removes=True)

@@ -22,6 +22,9 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:g:owner           zset    positions between first and last that are gone: 'FROM:TO' by FROM
     P:{N}:d:owner           zset    positions of the droppable entries
     P:{N}:x:owner           zset    position -> when the entry expires
+    P:{N}:q:owner           zset    claims: 'POSITION:WRITER' by POSITION
+    P:{N}:u:owner           zset    positions below the highest claim that are not claimed
+    P:{N}:v:owner           hash    writer -> how many claims it has
     P:{N}:t0:owner          hash    token -> position and time, of appends in even hours; '' -> the hour
     P:{N}:t1:owner          hash    the same for odd hours
     P:{N}:x                 zset    owner -> when its next entry expires, or sooner (`soon` of its state)

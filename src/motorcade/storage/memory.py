@@ -46,6 +46,7 @@ from motorcade.storage.ports import (
     Backlog,
     Batch,
     Bound,
+    Claim,
     Delete,
     Detach,
     Draft,
@@ -65,6 +66,7 @@ from motorcade.storage.ports import (
     Note,
     Opened,
     Put,
+    Release,
     SetDue,
     Spare,
     StoreCondition,
@@ -143,6 +145,7 @@ class Gate:
         self.writer = ""
         self.since = 0.0
         self.fenced = False
+        self.fenced_others: set[str] = set()  #: writers of other store objects that share this data, in tests
         self.writes = 0
 
     def open(self) -> None:
@@ -274,6 +277,7 @@ class MemoryMailbox:
     generation: int = 1
     made: bool = False  #: by `make`
     spare: int = 0  #: see `ports.Batch.spare`
+    claims: dict[int, str] = field(default_factory=dict)  #: position: who has claimed it
 
     @property
     def is_there(self) -> bool:
@@ -286,11 +290,13 @@ class MemoryMailbox:
     def exceeds(self, bound: Bound) -> bool:
         return 0 < bound.entries < len(self.rows) or 0 < bound.size_bytes < self.size_bytes
 
-    def fits(self, draft: Draft, replaced: int, bound: Bound) -> bool:
+    def fits(self, draft: Draft, replaced: int, bound: Bound, beside: Sequence[MailboxInfo]) -> bool:
         """Return True if an entry fits when the one that it replaces (0: none) is gone."""
         old = self.rows[replaced].size_bytes if replaced else 0
         size_bytes = self.size_bytes - old + len(draft.body) + len(draft.payload)
         entries = len(self.rows) + (0 if replaced else 1)
+        entries += sum(info.entries for info in beside)
+        size_bytes += sum(info.size_bytes for info in beside)
         return not (0 < bound.entries < entries or 0 < bound.size_bytes < size_bytes)
 
     def next_to_drop(self, spared: int) -> int | None:
@@ -346,11 +352,29 @@ class MemoryMailboxes:
             row = box.rows.get(position)
             if row is None or 0 < row.expires_at <= now:
                 continue
-            payload = self._blobs.data(row.digest)
-            found.append(Entry(position, row.body, payload, row.key, row.stored_at, row.expires_at, row.mark))
+            found.append(self._entry(position, row))
             if len(found) == limit:
                 break
         return found
+
+    async def entries(self, owner: str, positions: Sequence[int], now: float) -> list[Entry]:
+        self._gate.read()
+        found: list[Entry] = []
+        rows = self.boxes[owner].rows if owner in self.boxes else {}
+        for position in positions:
+            row = rows.get(position)
+            if row is not None and not 0 < row.expires_at <= now:
+                found.append(self._entry(position, row))
+        return found
+
+    def _entry(self, position: int, row: Row) -> Entry:
+        payload = self._blobs.data(row.digest)
+        return Entry(position, row.body, payload, row.key, row.stored_at, row.expires_at, row.mark)
+
+    async def claimed(self, owner: str, claimer: str) -> list[int]:
+        self._gate.read()
+        claims = self.boxes[owner].claims if owner in self.boxes else {}
+        return sorted(position for position, one in claims.items() if one == claimer)
 
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         self._gate.write()
@@ -453,6 +477,30 @@ class MemoryMailboxes:
         if box is not None and box.is_there:
             box.spare = position
 
+    def apply_claim(self, step: Claim) -> list[list[int]]:
+        """Claim entries; the positions of each owner."""
+        found: list[list[int]] = []
+        left = step.limit
+        for index, owner in enumerate(step.owners):
+            box = self.boxes.get(owner) or MemoryMailbox()
+            skip = step.skip[index] if step.skip else ()
+            box.claims = {place: one for place, one in box.claims.items() if one not in self._gate.fenced_others}
+            free = (
+                position
+                for position, row in box.rows.items()
+                if position not in box.claims and position not in skip and not 0 < row.expires_at <= step.now
+            )
+            found.append(list(islice(free, left)))
+            left -= len(found[-1])
+            box.claims.update(dict.fromkeys(found[-1], step.claimer))
+        return found
+
+    def apply_release(self, owner: str, claimer: str, positions: Iterable[int]) -> None:
+        box = self.boxes.get(owner)
+        for position in positions if box is not None else ():
+            if box.claims.get(position) == claimer:  # type: ignore[union-attr]
+                del box.claims[position]  # type: ignore[union-attr]
+
     def apply_mark(self, owner: str, position: int, mark: int) -> bool:
         box = self.boxes.get(owner)
         row = box.rows.get(position) if box is not None else None
@@ -469,12 +517,14 @@ class MemoryMailboxes:
             return Appended(owner, 0, attached=attached)
         box = self._made(owner)
         spared = spared_by(spared, box.spare)
+        if box.claims:
+            spared = spared_by(spared, max(box.claims))
         if draft.token:
             until, position = box.tokens.get(draft.token, (now, 0))
             if now < until:
                 return Appended(owner, position, repeated=True, attached=attached)
         replaced = box.keys.get(draft.key, 0) if draft.key else 0
-        if bound.refuse and not box.fits(draft, replaced, bound):
+        if bound.refuse and not box.fits(draft, replaced, bound, [self.look(other) for other in bound.beside]):
             return Appended(owner, 0, attached=attached, refused=True)
         if replaced:
             self._remove(box, replaced)
@@ -522,6 +572,7 @@ class MemoryMailboxes:
         row = box.rows.pop(position)
         box.size_bytes -= row.size_bytes
         box.droppable.pop(position, None)
+        box.claims.pop(position, None)
         if row.key:
             del box.keys[row.key]
         return len(row.body) + self._blobs.release(row.digest)
@@ -841,6 +892,7 @@ class MemoryCoordination:
     async def fence_member(self, writer: str) -> bool:
         self._gate.write()
         if writer != self._gate.writer:
+            self._gate.fenced_others.add(writer)
             return False
         self._gate.fenced = True
         return True
@@ -951,7 +1003,8 @@ class MemoryStore:
         generations: list[int] = []
         notes: list[int] = []
         detached: list[Fence] = []
-        written = Written([], [], generations, notes)
+        claimed: list[list[list[int]]] = []
+        written = Written([], [], generations, notes, claimed)
         for step in batch.steps:
             match step:
                 case Append(owners, draft, now, bound, spared, []):
@@ -966,6 +1019,10 @@ class MemoryStore:
                     self.mailboxes.apply_mark(owner, position, mark)
                 case Spare(owner, position):
                     self.mailboxes.apply_spare(owner, position)
+                case Claim():
+                    claimed.append(self.mailboxes.apply_claim(step))
+                case Release(owner, claimer, positions):
+                    self.mailboxes.apply_release(owner, claimer, positions)
                 case SetDue(home, at):
                     self.records.apply_due(home, at)
                 case Put(collection, key, value, expires_at, rank):

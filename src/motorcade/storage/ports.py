@@ -102,11 +102,16 @@ class Bound:
     entries: int = 0
     size_bytes: int = 0  #: of bodies and payloads
     refuse: bool = False
+    beside: tuple[str, ...] = ()  #: with `refuse`: other mailboxes of the same home, whose entries count as well
 
 
 NO_BOUND: Final = Bound()
 
 SPARE_ALL: Final = -1  #: see `Mailboxes.append`
+
+
+#: Entries that can be claimed at once.
+MAX_CLAIMED: Final = 1000
 
 
 def spared_by(one: int, another: int) -> int:
@@ -189,7 +194,8 @@ class Mailboxes(Protocol):
 
         `spared`: for each owner, the position up to which entries are in flight: the bound does not push them out,
         unless they are droppable. `SPARE_ALL`: it pushes out no entry that is not droppable; `over` tells of it. What
-        the mailbox itself remembers (`Batch.spare`) counts if it protects more.
+        the mailbox itself remembers (`Batch.spare`) counts if it protects more, and so does the highest position that
+        is claimed.
         `generations`: for each owner, the generation that is meant (0: any, and the mailbox is made if there is none).
         If there is no such mailbox, nothing is appended to it: `gone`.
         """
@@ -202,6 +208,12 @@ class Mailboxes(Protocol):
 
         Fewer than `limit` means that there are no more, however large entries are and whatever was removed meanwhile.
         """
+
+    async def entries(self, owner: str, positions: Sequence[int], now: float) -> list[Entry]:
+        """Return those of some entries that are there, in the order of the positions; expired ones do not count."""
+
+    async def claimed(self, owner: str, claimer: str) -> list[int]:
+        """Return the positions of the entries that are claimed for a claimer (`Batch.claim`), in their order."""
 
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         """Remove entries; how many were there, each counted once.
@@ -622,6 +634,8 @@ class Written(Struct, frozen=True, gc=False):
     offsets: list[Sequence[int]]  #: of each call of `stream`, in order: the offsets of its records
     generations: Sequence[int] = ()  #: of each call of `make`, in order
     notes: Sequence[int] = ()  #: of each call of `note`, in order: its number in the feed
+    #: Of each call of `claim`, in order: of each owner the positions of its entries, in their order.
+    claimed: Sequence[Sequence[Sequence[int]]] = ()
 
 
 class Append(Struct, frozen=True, gc=False):
@@ -661,6 +675,24 @@ class Spare(Struct, frozen=True, gc=False):
 
     owner: str
     position: int
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """Entries that are claimed, as part of a batch."""
+
+    owners: Sequence[str]
+    claimer: str
+    limit: int
+    now: float
+    skip: Sequence[Sequence[int]]  #: of each owner; or nothing at all
+
+
+class Release(Struct, frozen=True, gc=False):
+    """Claims that are given back, as part of a batch."""
+
+    owner: str
+    claimer: str
+    positions: Sequence[int]
 
 
 class Take(Struct, frozen=True, gc=False):
@@ -715,7 +747,22 @@ class Detach(Struct, frozen=True, gc=False):
     fence: Fence
 
 
-Step = Append | Make | Acknowledge | Mark | Spare | Take | Put | Delete | StreamAppend | AddNote | SetDue | Detach
+Step = (
+    Append
+    | Make
+    | Acknowledge
+    | Mark
+    | Spare
+    | Claim
+    | Release
+    | Take
+    | Put
+    | Delete
+    | StreamAppend
+    | AddNote
+    | SetDue
+    | Detach
+)
 
 
 class Expect(Struct, frozen=True, gc=False):
@@ -797,6 +844,25 @@ class Batch:
         check_spare(position)
         self.steps.append(Spare(owner, position))
 
+    def claim(
+        self, owners: Sequence[str], claimer: str, limit: int, now: float, skip: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Claim up to `limit` entries (`MAX_CLAIMED` at most) that nobody else has claimed: `Written.claimed`.
+
+        The oldest of the first mailbox go first, then those of the next; all have one home. Left out is what has
+        expired, and what `skip` names for each of them. Fewer than `limit` means that there are no more.
+        `claimer`: the writer of the store that claims (`Store.writer`). A claim lasts until its entry is gone, or it is
+        given back. It is void when its writer is fenced or its store closed: the next one who claims may get the entry.
+        It does not keep others from reading, marking or removing the entry.
+        """
+        if not 0 <= limit <= MAX_CLAIMED:
+            raise ValueError(f"{MAX_CLAIMED} entries can be claimed at once, not {limit}")
+        self.steps.append(Claim(list(owners), claimer, limit, now, skip))
+
+    def release(self, owner: str, claimer: str, positions: Iterable[int]) -> None:
+        """Give claims back: the entries can be claimed again, in their old places. Others' claims are left alone."""
+        self.steps.append(Release(owner, claimer, list(positions)))
+
     def take(self, owner: str, position: int) -> None:
         """Remove an entry that must be there before the batch, expired or not; else `StoreConflictError` (rule 8).
 
@@ -862,7 +928,7 @@ def weigh(batch: Batch) -> tuple[int, int]:
         if isinstance(step, Append):
             rows += len(step.owners)
             size += len(step.draft.body) + len(step.draft.payload)
-        elif isinstance(step, Acknowledge):
+        elif isinstance(step, Acknowledge | Release):
             rows += len(step.positions)
         elif isinstance(step, StreamAppend):
             rows += len(step.values)

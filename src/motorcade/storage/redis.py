@@ -52,6 +52,7 @@ from motorcade.storage.ports import (
     Backlog,
     Batch,
     Bound,
+    Claim,
     Condition,
     Delete,
     Detach,
@@ -72,6 +73,7 @@ from motorcade.storage.ports import (
     Note,
     Opened,
     Put,
+    Release,
     SetDue,
     Spare,
     StoreCondition,
@@ -270,7 +272,10 @@ class AppendOperations:
         # Each of these is a key or two more that has to be looked at.
         each = 1 + bool(draft.key) + bool(draft.expires_at) + bool(draft.token) + bool(draft.droppable)
         each += bool(bound.entries or bound.size_bytes)
-        away = (True,) if draft.away else ()
+        away: tuple[Any, ...] = (True,) if draft.away else ()
+        if bound.beside:
+            away = (draft.away, bound.beside)
+            each += len(bound.beside)
         homes = [home_of_owner(owner) for owner in owners]
         if len(owners) == 1:  # as nearly always, and much quicker
             cell = core.cells.of(homes[0])
@@ -346,6 +351,18 @@ def spare_operation(core: Core, owner: str, position: int) -> Operation:
 
 def take_operation(core: Core, owner: str, position: int) -> Operation:
     return Operation(("take", core.cells.of_owner(owner), owner, position), 2)
+
+
+def claim_operation(core: Core, step: Claim) -> Operation:
+    cell = core.cells.of_owner(step.owners[0])
+    words = ("claim", cell, step.owners, step.claimer, step.limit, step.now, step.skip)
+    return Operation(words, 2 * len(step.owners) + step.limit // 4)
+
+
+def unclaim_operations(core: Core, owner: str, claimer: str, positions: Sequence[int]) -> list[Operation]:
+    cell = core.cells.of_owner(owner)
+    portions = [positions[start : start + MAX_REMOVED] for start in range(0, len(positions), MAX_REMOVED)]
+    return [Operation(("unclaim", cell, owner, claimer, some), 2 * len(some)) for some in portions]
 
 
 def due_operation(core: Core, home: str, at: float) -> Operation:
@@ -445,6 +462,7 @@ class Plan:
         self._streams: Sequence[range] = ()
         self._made: Sequence[int] = ()
         self._notes: Sequence[int] = ()
+        self._claims: Sequence[int] = ()
         self._detached: Sequence[int] = ()
         self._blobs: dict[bytes, tuple[bytes, float]] = {}  #: digest: data, seconds it lasts (0: no end)
 
@@ -468,6 +486,10 @@ class Plan:
                     self._add("mark", [mark_operation(core, owner, position, mark)])
                 case Spare(owner, position):
                     self._add("spare", [spare_operation(core, owner, position)])
+                case Claim():
+                    self._claims = [*self._claims, *self._add("claim", [claim_operation(core, step)])]
+                case Release(owner, claimer, positions):
+                    self._add("unclaim", unclaim_operations(core, owner, claimer, positions))
                 case SetDue(home, at):
                     self._add("due", [due_operation(core, home, at)])
                 case Put(collection, key, value, expires_at, rank):
@@ -616,7 +638,8 @@ class Plan:
                     if index >= 0:
                         found[index] = answer
         made, notes = [found[index] for index in self._made], [found[index] for index in self._notes]
-        written = Written([], [], made, notes)
+        claimed = [[list(some) for some in found[index]] for index in self._claims]
+        written = Written([], [], made, notes, claimed)
         for part, appending in self._appends:
             written.appended.extend(appending.answers(found[part.start : part.stop]))
         for part in self._streams:
@@ -697,6 +720,25 @@ class RedisMailboxes(Port):
                 continue
             found.append(Entry(position, entry.body, payload, entry.key, entry.stored_at, entry.expires_at, mark))
         return found
+
+    async def entries(self, owner: str, positions: Sequence[int], now: float) -> list[Entry]:
+        core, found = self._core, list[Entry]()
+        cell = core.cells.of_owner(owner)
+        for start in range(0, len(positions), MAX_READ):
+            some = positions[start : start + MAX_READ]
+            fields = [field for position in some for field in (f"{position}", f"m{position}")]
+            values = await core.ask(cell, "HMGET", "e:", owner, *fields)
+            reply: list[bytes] = []
+            for index, position in enumerate(some):
+                if values[2 * index] is not None:
+                    reply += (b"%d" % position, values[2 * index], values[2 * index + 1])
+            found += [entry for entry in await self._entries(owner, reply) if not 0 < entry.expires_at <= now]
+        return found
+
+    async def claimed(self, owner: str, claimer: str) -> list[int]:
+        core = self._core
+        claims = await core.ask(core.cells.of_owner(owner), "ZRANGE", "q:", owner, 0, -1)
+        return [int(place) for place, _, who in (claim.partition(b":") for claim in claims) if who == claimer.encode()]
 
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         operations = acknowledge_operations(self._core, owner, positions)

@@ -3,8 +3,8 @@
     entry    stored_at, expires_at, bytes, flags, length of key, length of body | key | body | payload, or its digest
     record   expires_at | value
     blob     keep_until | data
-    state    of a mailbox: last, first, entries, bytes, soon, begun, and spare unless it is 0, all as doubles, which
-             Lua's numbers are
+    state    of a mailbox: last, first, entries, bytes, soon, begun, and spare unless it is 0 and nothing is claimed,
+             and the highest position that is; all as doubles, which Lua's numbers are
 
 All numbers big-endian; times are doubles.
 """
@@ -78,7 +78,7 @@ class StoredState:
 def unpack_state(value: bytes | None) -> StoredState:
     if value is None:
         return StoredState()
-    last, first, entries, size_bytes, soon, begun, spare = STATE.unpack(value.ljust(STATE.size, b"\0"))
+    last, first, entries, size_bytes, soon, begun, spare = STATE.unpack(value[: STATE.size].ljust(STATE.size, b"\0"))
     return StoredState(int(last), int(first), int(entries), int(size_bytes), soon, int(begun), int(spare))
 
 

@@ -15,7 +15,7 @@ from motorcade.redis.scripts import script_of
 
 #: Files that define operations of `commit`. `expire` uses what `delete` defines.
 OPERATIONS = (
-    "append", "make", "acknowledge", "mark", "spare", "clear", "forget",
+    "append", "make", "acknowledge", "mark", "spare", "claim", "clear", "forget",
     "put", "delete", "expire",
     "stream", "trim", "drop",
     "note", "due",

@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from motorcade.commit import Commit
 from motorcade.storage import packed_rows, stream_rows, tables
@@ -49,6 +49,7 @@ from motorcade.storage.ports import (
     Backlog,
     Batch,
     Bound,
+    Claim,
     Delete,
     Detach,
     Draft,
@@ -68,6 +69,7 @@ from motorcade.storage.ports import (
     Note,
     Opened,
     Put,
+    Release,
     SetDue,
     Spare,
     StoreCondition,
@@ -389,6 +391,22 @@ class RocksMailboxes:
         if len(found) <= MAX_SEEN_ROWS:
             self._seen.trim()
             self._seen.put(head, found)
+
+    async def entries(self, owner: str, positions: Sequence[int], now: float) -> list[Entry]:
+        prefix = tables.name(owner) + b"\0"
+
+        def look(opened: RocksTables) -> list[tuple[int, bytes]]:
+            rows: Any = opened.entries.get([prefix + _pack(position) for position in positions])
+            found = [(position, row) for position, row in zip(positions, rows, strict=True) if row is not None]
+            return [(position, row) for position, row in found if not 0 < tables.expiry(row) <= now]
+
+        found = await self._reader.beside(look) if positions else []
+        return await self._reader.beside(partial(self._contents.complete, found, sys.maxsize))
+
+    async def claimed(self, owner: str, claimer: str) -> list[int]:
+        await self._reader.now(lambda _: None)
+        claims = self._writer.state.claims.get(owner, {}).copy()
+        return sorted(position for position, one in claims.items() if one == claimer)
 
     async def acknowledge(self, owner: str, positions: Iterable[int]) -> int:
         wanted = list(positions)
@@ -826,6 +844,7 @@ def _apply(batch: Batch, write: Transaction) -> Written:
     offsets: list[Sequence[int]] = []
     generations: Sequence[int] = ()  # as most batches have none of these
     notes: Sequence[int] = ()
+    claimed: Sequence[Sequence[Sequence[int]]] = ()
     detached: Sequence[Fence] = ()
     mailboxes = write.mailboxes
     if batch.conditions:
@@ -852,13 +871,17 @@ def _apply(batch: Batch, write: Transaction) -> Written:
             generations = [*generations, mailboxes.make(step.owner)]
         elif isinstance(step, Spare):
             mailboxes.spare(step.owner, step.position)
+        elif isinstance(step, Claim):
+            claimed = [*claimed, mailboxes.claim(step)]
+        elif isinstance(step, Release):
+            mailboxes.release(step.owner, step.claimer, step.positions)
         elif isinstance(step, SetDue):
             write.set_due(step.home, step.at)
         elif isinstance(step, AddNote):
             notes = [*notes, write.add_note(step.data)]
     for fence in detached:
         write.detach(fence)
-    return Written(appended, offsets, generations, notes)
+    return Written(appended, offsets, generations, notes, claimed)
 
 
 class RocksStore:

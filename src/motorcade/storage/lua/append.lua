@@ -5,7 +5,8 @@
 --   12 token (empty: none)   13 owners   14 for each owner the position up to which entries are not pushed out unless
 --   they are droppable (-1: all of them; empty: 0 for all)   15 whether what does not fit is refused
 --   16 for each owner the generation that its mailbox must have (0: any, also none; empty: 0 for all)   17 for each owner
---   its home   18 true, or nothing at all: only for owners whose home is not attached
+--   its home   18 true, or nothing at all: only for owners whose home is not attached   19 other mailboxes of the same
+--   home that count as well where what does not fit is refused, or nothing at all
 --
 --   keys    e:owner g:owner d:owner x:owner t0:owner t1:owner a o x r n p
 --   answer  per owner: its position, if there is no more to tell; else position (0: pushed out itself, or not taken),
@@ -121,6 +122,10 @@ local function fits(op, box, replaced)
         local _, _, bytes = struct.unpack(HEADER, call('HGET', box.entries, digits(replaced)))
         held, size = held - 1, size - bytes
     end
+    for _, owner in ipairs(op[19] or NONE) do
+        local other = open(box.at, owner)
+        held, size = held + other.held, size + other.size
+    end
     return (max_entries == 0 or held <= max_entries) and (max_bytes == 0 or size <= max_bytes)
 end
 
@@ -183,6 +188,9 @@ local function append(op, at, owner, node, spared, generation)
     end
     if box.spare then
         spared = (box.spare < 0 or spared < 0) and -1 or math.max(box.spare, spared)
+    end
+    if box.claimed and spared >= 0 then
+        spared = math.max(box.claimed, spared)
     end
     if op[15] and not fits(op, box, replaced) then
         return { 0, 0, NONE, 0, node, REFUSED }

@@ -63,7 +63,8 @@ end
 -- order. So appending touches one key, and so does removing from the front. `soon` is what the cell's index x says: when
 -- the next entry expires, or sooner; 0: none does. `begun` is the position that it began above, which is the floor of the
 -- cell when it was made; its generation is the next one. `spare` is the position up to which entries are in flight (-1:
--- all of them; nil: none), and stored only if there is one.
+-- all of them; nil: none), and `claimed` the highest position that is claimed (nil: none is); they are stored only if
+-- there are any. See claim.lua.
 local STATE = '>dddddd'
 local STATE_SIZE = 48
 
@@ -105,13 +106,18 @@ local function open(at, owner)
         made = packed and true, -- it exists
     }
     if packed and #packed > STATE_SIZE then
-        box.spare = take_apart('>d', packed, STATE_SIZE + 1)
+        local spare = take_apart('>d', packed, STATE_SIZE + 1)
+        box.spare = spare ~= 0 and spare or nil
+        box.claimed = #packed > STATE_SIZE + 8 and take_apart('>d', packed, STATE_SIZE + 9) or nil
     end
     return box
 end
 
 local function packed_state(box)
     local state = pack(STATE, box.last, box.first, box.held, box.size, box.soon, box.begun)
+    if box.claimed then
+        return state .. pack('>dd', box.spare or 0, box.claimed)
+    end
     return box.spare and state .. pack('>d', box.spare) or state
 end
 
@@ -193,6 +199,43 @@ local function leave(box, position)
     end
 end
 
+-- Look which claim is the highest now. Above it nobody has claimed anything, and nothing is listed as given back.
+local function settle_claims(box)
+    local top = call('ZREVRANGE', box.at .. 'q:' .. box.owner, 0, 0)[1]
+    local free = box.at .. 'u:' .. box.owner
+    if top then
+        local place = top:match('^%d+')
+        box.claimed = tonumber(place)
+        call('ZREMRANGEBYSCORE', free, place, '+inf')
+    else
+        box.claimed = nil
+        call('UNLINK', free)
+    end
+end
+
+-- The claimer has so many claims less.
+local function forget_claims(box, claimer, number)
+    local claimers = box.at .. 'v:' .. box.owner
+    if call('HINCRBY', claimers, claimer, -number) <= 0 then
+        call('HDEL', claimers, claimer)
+    end
+end
+
+-- An entry goes; with it its claim, or what tells that it was given back.
+local function unclaim(box, position)
+    local claims, place = box.at .. 'q:' .. box.owner, digits(position)
+    local claim = call('ZRANGEBYSCORE', claims, place, place)[1]
+    if not claim then
+        call('ZREM', box.at .. 'u:' .. box.owner, place)
+        return
+    end
+    call('ZREM', claims, claim)
+    forget_claims(box, claim:match(':(.*)$'), 1)
+    if position == box.claimed then
+        settle_claims(box)
+    end
+end
+
 -- Remove one entry and everything that leads to it; its bytes, or nil if it is not there. The caller saves the mailbox.
 local function remove(box, position)
     local entries, place = box.entries, digits(position)
@@ -213,6 +256,9 @@ local function remove(box, position)
         if call('HGET', entries, field) == place then
             call('HDEL', entries, field)
         end
+    end
+    if box.claimed then
+        unclaim(box, position)
     end
     if flags >= BY_DIGEST then
         refer(box.at, value:sub(HEADER_SIZE + key_length + body_length + 1), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 from rocksdict import ReadOptions
@@ -11,7 +12,17 @@ from motorcade.storage import tables
 from motorcade.storage.deltas import Deltas
 from motorcade.storage.files import RocksTables, scan
 from motorcade.storage.homes import home_of_owner
-from motorcade.storage.ports import NO_BOUND, SPARE_ALL, TOKEN_MEMORY, Appended, Bound, Draft, MailboxInfo, spared_by
+from motorcade.storage.ports import (
+    NO_BOUND,
+    SPARE_ALL,
+    TOKEN_MEMORY,
+    Appended,
+    Bound,
+    Claim,
+    Draft,
+    MailboxInfo,
+    spared_by,
+)
 from motorcade.storage.tables import EndingKind, Head, after_prefix
 from motorcade.storage.transaction.batch import OverlaidBatch
 from motorcade.storage.transaction.payloads import SharedPayloads
@@ -143,6 +154,8 @@ class MailboxChanges:
                 if not (flags or key_size):
                     overlay[key] = None
                     delete(key, entries)
+                    if self._state.claims:
+                        self._state.unclaim(head.owner, position)
                     size_bytes += body + payload
                     removed += 1
                     if position == head.first:
@@ -184,6 +197,32 @@ class MailboxChanges:
         if head.is_there and head.spare != position:
             head.spare = position
             self._heads[owner] = head
+
+    def claim(self, step: Claim) -> list[list[int]]:
+        """Claim entries; the positions of each owner."""
+        found: list[list[int]] = []
+        left = step.limit
+        for index, owner in enumerate(step.owners):
+            head, claims = self._used(owner), self._state.claims.setdefault(owner, {})
+            skip = step.skip[index] if step.skip else ()
+            free = (
+                position
+                for position, row in self._entries_of(head)
+                if position not in claims and position not in skip and not 0 < tables.expiry(row) <= step.now
+            )
+            found.append(list(islice(free, left)))
+            left -= len(found[-1])
+            claims.update(dict.fromkeys(found[-1], step.claimer))
+            if not claims:
+                del self._state.claims[owner]
+        return found
+
+    def release(self, owner: str, claimer: str, positions: Sequence[int]) -> None:
+        """Give claims back."""
+        claims = self._state.claims.get(owner, {})
+        for position in positions:
+            if claims.get(position) == claimer:
+                self._state.unclaim(owner, position)
 
     def has(self, owner: str, position: int) -> bool:
         """Return True if there is such an entry."""
@@ -267,6 +306,8 @@ class MailboxChanges:
         self._rows[entry_key] = None
         self._delete(entry_key, self._entries)
         state = self._state
+        if state.claims:
+            state.unclaim(head.owner, position)
         if len(row) <= _REFERENCE_SIZE:
             number, flags, _, size_bytes = _unpack_reference(row)
             message = state.messages.young.get(number) or self._payloads.message(number)
@@ -369,12 +410,12 @@ class MailboxChanges:
                 return self._append_to_some(owners, draft, now, bound, spared, left_out, gone)
         if not owners:
             return []  # nothing would ever release the payload
-        if len(owners) == 1:
+        if len(owners) == 1 and not bound.beside:
             answer = self._append_plain(owners[0], draft, now, bound)
             if answer is not None:
                 return [answer]
         size = len(draft.body) + len(draft.payload)
-        if draft.token or 0 < bound.size_bytes < size or (draft.key and len(set(owners)) < len(owners)):
+        if draft.token or bound.beside or 0 < bound.size_bytes < size or (draft.key and len(set(owners)) < len(owners)):
             answers = self._append_each(owners, draft, now, bound, size, spared)
             stored = [answer for answer in answers if answer.position and not answer.repeated]
         else:
@@ -617,6 +658,8 @@ class MailboxChanges:
         head = self._used(owner)
         if head.spare:
             spared = spared_by(spared, head.spare)
+        if owner in self._state.claims:
+            spared = spared_by(spared, max(self._state.claims[owner]))
         if bound.refuse and not self._fits(head, draft.key, size, bound):
             self._payloads.unclaim(row)
             return Appended(owner, 0, 0, (), False, node, False, True)
@@ -627,7 +670,9 @@ class MailboxChanges:
 
     def _fits(self, head: Head, key: bytes, size: int, bound: Bound) -> bool:
         """Return True if an entry fits when the one of the same key is gone."""
-        count, size_bytes = head.count + 1, head.size_bytes + size
+        beside = [self._used(other) for other in bound.beside]
+        count = head.count + 1 + sum(other.count for other in beside)
+        size_bytes = head.size_bytes + size + sum(other.size_bytes for other in beside)
         place = self._place_of(head, head.prefix + key, tables.key_bit(key)) if key else None
         row = self._get_entry(head.prefix + place) if place is not None else None
         if row is not None:

@@ -127,6 +127,7 @@ class WriterState:
         self._known_bytes = 0
         self.deltas = Deltas()
         self.attached: dict[str, tuple[str, Fence]] = {}  #: home: member; as many as are attached
+        self.claims: dict[str, dict[int, str]] = {}  #: owner, position: who has claimed it; as `attached`
         self.entries = 0
         self.blob_count = 0
         self.blob_bytes = 0
@@ -142,6 +143,7 @@ class WriterState:
         if boot is not None:
             # 2^20 openings and 2^32 numbers in each stay below what a double can count.
             self._serial = boot << 32
+            self.claims.clear()
         self.deltas.load(opened)
         self.forget(opened)
 
@@ -154,6 +156,14 @@ class WriterState:
         totals = tables.parse_totals(self.deltas.get(opened, tables.TOTALS_DELTA))
         self.entries, self.blob_count, self.blob_bytes, self.records, self.shared, self.floor = totals
         self.feed = feed_end(opened).number
+
+    def unclaim(self, owner: str, position: int) -> None:
+        """End a claim, if there is one."""
+        claims = self.claims.get(owner)
+        if claims is not None:
+            claims.pop(position, None)
+            if not claims:
+                del self.claims[owner]
 
     def attach_again(self, detached: dict[str, tuple[str, Fence]] | None) -> None:
         """Take back what a transaction has detached that was not written."""
