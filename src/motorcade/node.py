@@ -14,8 +14,9 @@ import socket
 import stat
 import sys
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -25,11 +26,22 @@ import structlog
 import uvloop
 
 from motorcade import __version__
+from motorcade.broker.attachments import Attachments
 from motorcade.broker.broker import Broker
+from motorcade.broker.lease import LEASE, TTL
 from motorcade.broker.listener import Endpoint, Listener, address_text
-from motorcade.broker.session_store import SessionStore
+from motorcade.broker.relay import Relay
+from motorcade.broker.session_store import CLOSE_PATIENCE, SessionStore
+from motorcade.broker.shared_bans import SharedBans
 from motorcade.broker.state import BrokerOptions, BrokerState
+from motorcade.broker.steward import Steward
+from motorcade.broker.subscription_feed import SubscriptionFeed
 from motorcade.broker.tls import Served, TlsFiles, server_context
+from motorcade.client_control import LocalClients
+from motorcade.cluster.member import ClusterMember, MemberOptions, ensure_alone
+from motorcade.cluster.options import LinkOptions
+from motorcade.cluster.security import link_security
+from motorcade.cluster_clients import ClusterClients
 from motorcade.config import Config, LoadedConfig, addresses, differences, plugins_to_load
 from motorcade.control import Control, NodeState, ReloadView
 from motorcade.core.errors import ConfigError, MotorcadeError
@@ -51,6 +63,8 @@ log = structlog.stdlib.get_logger("motorcade.node")
 #: Seconds between two attempts to open a store whose servers do not answer, doubled each time; between two messages.
 FIRST_PAUSE, LONGEST_PAUSE, TELL_AGAIN = 0.2, 3.0, 30.0
 SPARE_FILES = 100  #: descriptors a node needs besides those of its connections
+FENCED_PATIENCE = 1.0  #: seconds that the end of an incarnation may take whose writes are refused
+DETACH_LOOK = 0.02  #: seconds between two looks at clients that are being detached
 DAY = 86400.0  #: seconds
 SOON = 30 * DAY  #: before a certificate ends the log says so
 #: New objects between collections, and how many make a larger one. A pass over the youngest takes 3 ms, a larger one
@@ -71,12 +85,35 @@ class Siblings:
     tokens: Path  #: folder of the token of all control ports
 
 
-class Node:
-    """One node: starts, serves until told to stop, drains. With siblings, its ports are theirs too."""
+@dataclass(slots=True)
+class Process:
+    """What stays when a node joins its cluster again as another incarnation, in the same process."""
 
-    def __init__(self, loaded: LoadedConfig, loop: asyncio.AbstractEventLoop, siblings: Siblings | None = None) -> None:
+    stopping: asyncio.Event  #: a signal has asked for the end
+    lives: int = 0
+    ports: dict[tuple[str, int], int] = field(default_factory=dict)  #: by kind and place in the list
+
+
+class Node:
+    """One node: starts, serves until told to stop, drains. With siblings, its ports are theirs too.
+
+    A node with links is a member of a cluster: it enters before its plugins are loaded, and joins when they are, before
+    its first client. One that is a member no longer ends as if it were stopped, quickly, and `rejoins` is set.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        loop: asyncio.AbstractEventLoop,
+        siblings: Siblings | None = None,
+        process: Process | None = None,
+    ) -> None:
         self._loaded = loaded
         self._siblings = siblings
+        self._process = process or Process(asyncio.Event())
+        self.rejoins = False  #: it was found dead, and has to begin again
+        self.member: ClusterMember | None = None  #: None: it has no links, and is alone
+        self._attachments: Attachments | None = None
         config = loaded.config
         hooks = Hooks()
         options = _broker_options(config)
@@ -113,12 +150,14 @@ class Node:
             self.store = self.plugins.store = await self._open_store()
             if self.store is not None:
                 await self._start(self.store)
-                self._announce()
+                if not self.stopping.is_set():
+                    self._announce()
                 await self.stopping.wait()
         finally:
             await self._stop()
         if self.failure:
             raise MotorcadeError(self.failure)
+        self._process.lives += 1
 
     @property
     def _store_url(self) -> str:
@@ -167,14 +206,22 @@ class Node:
     async def _start(self, store: Store) -> None:
         config = self._loaded.config
         url = self._store_url
+        if config.cluster.bind:
+            await self._enter(store)
         for name, path, options in plugins_to_load(config):  # before the listeners: no client slips in unchecked
             await self.plugins.load(name, options, path)
-        if url != MEMORY:
+        if self.member is not None:
+            await self._join(store, self.member)
+            if self.stopping.is_set():
+                return
+        elif url != MEMORY:
             await self._restore(store, shared=not url.startswith("rocksdb"))
         self._tls = _contexts(config)
-        for endpoint in _endpoints(config, self._tls, shared=self._siblings is not None):
-            listener = Listener(self.broker, endpoint)
+        for place, endpoint in enumerate(_endpoints(config, self._tls, shared=self._siblings is not None)):
+            port = self._process.ports.get((endpoint.kind, place), endpoint.port)  # it may have been any
+            listener = Listener(self.broker, replace(endpoint, port=port))
             await listener.open()
+            self._process.ports[endpoint.kind, place] = listener.port
             self.listeners.append(listener)
         await self._open_control(config)
         self._tell_certificates()
@@ -216,8 +263,62 @@ class Node:
         self.session_store = sessions
         if shared:
             await sessions.lease.begin(self.state.options.node, self._fail)
+            await ensure_alone(store, self.state.options.node)
         self.state.store = self.state.registry.store = sessions
         await sessions.restore()
+
+    async def _enter(self, store: Store) -> None:
+        """Become a member that serves nobody yet. What it makes from now on has its number."""
+        config = self._loaded.config
+        links = _link_options(config)
+        options = MemberOptions(
+            cluster=config.cluster.name,
+            name=self.state.options.node,
+            links=links,
+            advertise=config.cluster.advertise,
+            lease=config.cluster.lease,
+            view_lease=config.cluster.view_lease,
+            compared=_compared(self._loaded),
+        )
+        member = self.member = ClusterMember(options, link_security(links), store, self.tasks, self._rejoin)
+        await member.enter()
+        await self._refuse_lone_node(store)
+        self.state.guids = GuidFactory.of_member(member.number)
+        self.plugins.cluster = member
+
+    async def _refuse_lone_node(self, store: Store) -> None:
+        """Wait for a node by itself that has served this store and died; `MotorcadeError` if it is alive."""
+        deadline = monotonic() + 2 * TTL
+        while not self.stopping.is_set():
+            lease = await store.coordination.acquire(LEASE, self.state.options.node, TTL, time())
+            if lease is not None:
+                await store.coordination.release(lease)
+                return
+            if monotonic() > deadline:
+                raise MotorcadeError(
+                    f"{self.state.options.node} cannot join a cluster: a node by itself (no cluster.bind) serves this "
+                    "store; stop it, or give it cluster.bind too"
+                )
+            await asyncio.sleep(TTL / 4)
+
+    async def _join(self, store: Store, member: ClusterMember) -> None:
+        """Put the parts together that make this node one of several, and have it serve with the others."""
+        state, broker = self.state, self.broker
+        sessions = SessionStore(store, state, broker.loop, broker.flusher.later, self.tasks)
+        self.session_store = state.store = state.registry.store = sessions
+        relay = Relay(member, state, broker.flusher.later, self.tasks)
+        SharedBans(member, store, state)
+        attachments = self._attachments = Attachments(member, sessions, state.registry, broker.publish_will)
+        sessions.join(attachments, SubscriptionFeed(member, store, attachments, relay.subscribers))
+        attachments.start()
+        self.control.directory = ClusterClients(member, LocalClients(broker), attachments, store)
+        await member.join(self.stopping)
+        self.tasks.start(Steward(member, store, attachments).run, "cluster.steward")
+
+    def _rejoin(self, _why: str) -> None:
+        """End, and begin again as another incarnation."""
+        self.rejoins = True
+        self.stopping.set()
 
     def _fail(self, why: str) -> None:
         """Stop, and say why."""
@@ -231,6 +332,9 @@ class Node:
         for server in self.http:
             self.control.listeners.setdefault("http", []).append(server.address)
         self.control.state = NodeState.READY
+        if self._process.lives:
+            log.info("ready_again", lives=self._process.lives + 1)
+            return
         where = "  ".join(f"{kind} {' '.join(at)}" for kind, at in self.control.listeners.items())
         print(f"motorcade {__version__} ready  {where}", flush=True)  # noqa: T201 - the line others wait for
 
@@ -238,10 +342,16 @@ class Node:
         self.control.state = NodeState.STOPPING
         if self._reminder is not None:
             self._reminder.cancel()
+        member, patience = self.member, self.state.options.drain_timeout
+        if member is not None:
+            patience = min(patience, FENCED_PATIENCE) if self.rejoins else patience
+            await member.leave()
         # Listeners first: no new client may arrive while the others are sent away.
         for listener in self.listeners:
             await listener.close()
-        await self.broker.drain(self.state.options.drain_timeout)
+        await self.broker.drain(patience)
+        if self._attachments is not None and not self.rejoins:
+            await self._detach_all(self._attachments, patience)
         await self.plugins.unload_all()
         for server in self.http:
             await server.stop()
@@ -250,10 +360,22 @@ class Node:
         if self.housekeeping is not None:
             self.housekeeping.cancel()
             await asyncio.wait({self.housekeeping})
+        if self._attachments is not None:
+            self._attachments.stop()
         if self.session_store is not None:
-            await self.session_store.close()
+            await self.session_store.close(CLOSE_PATIENCE if not self.rejoins else FENCED_PATIENCE)
+        if member is not None:
+            await member.depart(clean=not self._attachments)
+        if self.rejoins:
+            self.tasks.cancel()
         if self.store is not None:
             await self.store.close()
+
+    async def _detach_all(self, attachments: Attachments, patience: float) -> None:
+        """Wait until the sessions of all clients are written down, so that any other member may serve them."""
+        deadline = monotonic() + patience
+        while len(attachments) and monotonic() < deadline:  # noqa: ASYNC110 - once per shutdown; no event is needed
+            await asyncio.sleep(DETACH_LOOK)
 
     def _tell_certificates(self) -> None:
         """Say what ends soon, at the start, after a reload and once a day; the metrics have all dates."""
@@ -426,19 +548,31 @@ def run(loaded: LoadedConfig, siblings: Siblings | None = None) -> int:
 
 
 async def _serve(loaded: LoadedConfig, siblings: Siblings | None) -> None:
+    """Run a node; one that its cluster has found dead, again and again as another incarnation."""
     loop = asyncio.get_running_loop()
-    node = Node(loaded, loop, siblings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, node.stopping.set)
+    process = Process(asyncio.Event())
     tasks: set[asyncio.Task[None]] = set()
+    node = Node(loaded, loop, siblings, process)
+
+    def stop() -> None:
+        process.stopping.set()
+        node.stopping.set()
 
     def reload() -> None:
         task = asyncio.create_task(node.reload_on_signal(), name="reload")
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
-    await node.run()
+    while True:
+        await node.run()
+        if not node.rejoins or process.stopping.is_set():
+            return
+        gc.unfreeze()  # else nothing of the node that has ended could be freed
+        node = Node(loaded, loop, siblings, process)
+        gc.collect()
 
 
 def made_up_name(port: int) -> str:
@@ -449,6 +583,34 @@ def made_up_name(port: int) -> str:
 def _broker_options(config: Config) -> BrokerOptions:
     first = next((a.port for a in addresses(config.listeners.tcp.bind)), 0)
     return msgspec.structs.replace(config.broker, node=config.broker.node or made_up_name(first))
+
+
+def _link_options(config: Config) -> LinkOptions:
+    """Return the options of the links of a member."""
+    cluster = config.cluster
+    return LinkOptions(
+        bind=cluster.bind,
+        secret_file=cluster.secret_file,
+        certificate=cluster.certificate,
+        key=cluster.key,
+        ca=cluster.ca,
+        plain=cluster.plain,
+        patience=cluster.patience,
+        lease=cluster.lease,
+    )
+
+
+#: Beginnings of the keys that should be alike on all nodes of a cluster, since a client may be served by any of them.
+COMPARED = ("session.", "plugins.", "cluster.patience", "store.durability")
+
+
+def _compared(loaded: LoadedConfig) -> dict[str, str]:
+    """Return short marks of the options that should be alike on all nodes; secrets are hidden before."""
+    return {
+        key: blake2b(repr(value).encode(), digest_size=4).hexdigest()
+        for key, value, _ in loaded.entries()
+        if key.startswith(COMPARED)
+    }
 
 
 def _contexts(config: Config) -> dict[str, Served]:

@@ -83,6 +83,11 @@ class Tasks:
         task.add_done_callback(self._running.discard)
         return task
 
+    def cancel(self) -> None:
+        """End all tasks."""
+        for task in self._running:
+            task.cancel()
+
     async def _run(self, work: Work, name: str, failed: Callable[[], object] | None) -> None:
         run = _Run(name)
         loop = asyncio.get_running_loop()

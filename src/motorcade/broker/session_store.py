@@ -504,14 +504,14 @@ class SessionStore:
         if self.writer.progress is not None:
             self.writer.progress.set()
 
-    async def close(self) -> None:
-        """Wait until all that was asked for is stored, as long as something of it gets done."""
+    async def close(self, patience: float = CLOSE_PATIENCE) -> None:
+        """Wait until all that was asked for is stored, as long as something of it gets done within `patience`."""
         progress = self.writer.progress = asyncio.Event()
         self.writer.turn_over()
         while self._tasks or self.writer.rows:
             progress.clear()
             try:
-                async with asyncio.timeout(CLOSE_PATIENCE):
+                async with asyncio.timeout(patience):
                     await progress.wait()
             except TimeoutError:
                 log.error("not_stored_in_time", tasks=len(self._tasks), rows=self.writer.rows)  # noqa: TRY400

@@ -284,6 +284,18 @@ class Links:
         for contact in self._contacts.values():
             contact.link.refresh()
 
+    def drop_item(self, kind: str, handler: ItemHandler) -> None:
+        """Handle items of a kind no longer, unless another handler has taken the place of this one."""
+        if self._handlers.get(kind) == handler:
+            del self._handlers[kind]
+            for contact in self._contacts.values():
+                contact.link.refresh()
+
+    def drop_ask(self, noun: str, handler: AskHandler) -> None:
+        """Answer questions no longer, unless another handler has taken the place of this one."""
+        if self._askable.get(noun) == handler:
+            del self._askable[noun]
+
     def on_ask(self, noun: str, handler: AskHandler) -> None:
         """Answer questions; a `MotorcadeError` is told to the member that asks."""
         self._askable[noun] = handler

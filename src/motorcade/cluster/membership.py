@@ -59,7 +59,9 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     oldest: int = OLDEST
     sees: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)] = ()  #: numbers of members it is linked with
-    options: dict[str, str] = {}  #: those that must agree, by key; short
+    lease: float = 3.0  #: seconds
+    view_lease: float = 5.0  #: seconds
+    options: dict[str, str] = {}  #: those that should agree, by key; short
     by: str = ""  #: who has condemned it
 
     @property
@@ -124,6 +126,11 @@ class Membership:
             if watched.record.name == name and watched.moved and watched.record.state in ALIVE:
                 return watched.record
         return None
+
+    def moves(self, member: str) -> bool:
+        """Return True if the counter of another member has moved since it was seen first."""
+        watched = self._watched.get(member)
+        return watched is not None and watched.moved
 
     def look(self, records: Iterable[MemberRecord], now: float, heard: Mapping[str, float]) -> Found:
         """Take what is stored after a renewal that has succeeded. `heard`: when something came of a member last."""
@@ -197,7 +204,24 @@ def objection(me: MemberRecord, cluster: str, shared: ClusterRecord, others: Ite
                 f"{me.name} (Motorcade {me.software}) and {record.id} (Motorcade {record.software}) keep what they "
                 "share in different ways: update the older one"
             )
+        if (record.lease, record.view_lease) != (me.lease, me.view_lease):
+            return (
+                f"{me.name} has cluster.lease = {me.lease:g} and cluster.view_lease = {me.view_lease:g}, "
+                f"{record.id} has {record.lease:g} and {record.view_lease:g}: they rely on each other's, give all the "
+                "same"
+            )
     return ""
+
+
+def too_far_apart(me: str, offset: float) -> str:
+    """Return why a node whose clock differs from the store's must not join; nothing if it may."""
+    if abs(offset) <= MAX_OFFSET:
+        return ""
+    way = "ahead of" if offset > 0 else "behind"
+    return (
+        f"the clock of {me} is {abs(offset):.1f} s {way} that of the store's server, and more than {MAX_OFFSET:g} s "
+        "would end sessions and messages too early or too late: set the clock (NTP), then start it again"
+    )
 
 
 def same_name(me: MemberRecord, other: MemberRecord) -> str:

@@ -6,12 +6,16 @@
 Rule 1: ids of one factory only grow. When the clock stands still or steps back, the last
 timestamp is kept and the sequence counts on; when the sequence is used up, the timestamp
 is moved on by one microsecond.
-Rule 2: the 48 bits tell two factories apart: 16 bits of the node's name, 32 bits of the process.
+Rule 2: the 48 bits tell two factories apart: 16 bits of the node's name, 32 bits of the process. In a cluster they are
+the number of the member, which no other one ever has: in containers all processes have the same number.
 """
 
 from __future__ import annotations
 
 import hashlib
+from typing import Final
+
+MEMBER: Final = 1 << 47  #: the bit that is set in the origin of a member
 
 
 class GuidFactory:
@@ -24,6 +28,13 @@ class GuidFactory:
         self._origin = int.from_bytes(digest, "big") << 32 | process & 0xFFFFFFFF
         self._last = 0
         self._sequence = 0
+
+    @classmethod
+    def of_member(cls, number: int) -> GuidFactory:
+        """Return the factory of a member of a cluster."""
+        factory = cls("", 0)
+        factory._origin = MEMBER | number & 0x7FFF_FFFF_FFFF
+        return factory
 
     def next(self, microseconds: int) -> bytes:
         """Return the next id, for a message that arrived at this time (microseconds since the epoch)."""
