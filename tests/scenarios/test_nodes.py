@@ -188,7 +188,9 @@ def test_two_real_nodes_are_ready_and_serve_the_clients_of_each_other() -> None:
         for number, client in enumerate(clients):
             assert 0 == client.connect(f"c{number}").reason
             client.subscribe("all/#", 1)
-        at = [clients_of(one) for one in http]
+        names = sorted(event["node"] for event in nodes.events("node_up"))
+        at = [clients_of(http[0], name) for name in names]
+        assert at == [clients_of(http[1], name) for name in names], "each node tells of all"
         assert all(at) and {f"c{number}" for number in range(16)} == at[0] | at[1] and not at[0] & at[1]
         for side in at:
             sender = clients[int(min(side)[1:])]
