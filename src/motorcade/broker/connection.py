@@ -86,7 +86,7 @@ class Pause(enum.IntFlag):
     LONG_PACKET = enum.auto()  #: its last packet is so much work that it goes on in the next turn of the loop
     RATE = enum.auto()  #: it is over its rate limit, of messages or bytes
     TURN = enum.auto()  #: its budget of this turn of the loop is spent
-    MOVE = enum.auto()  #: the member that its client comes from has not answered everything it has published there
+    MOVE = enum.auto()  #: its next packet is a PUBLISH, and the member it comes from has not answered all before it
     FULL_SOCKET = enum.auto()  #: it does not read what it is sent; its packets would only make more answers
     CLOSING = enum.auto()  #: the end; no other reason counts any more
 
@@ -165,6 +165,7 @@ class Connection(asyncio.Protocol):
         "_chunks",
         "_have",
         "_lost",
+        "_moves",
         "_need",
         "_paused",
         "_pumping",
@@ -207,6 +208,7 @@ class Connection(asyncio.Protocol):
         self.stalled_bytes = 0
         self._socket: socket.socket | None = None  # plain TCP; TLS and WebSocket have more to do than to send bytes
         self.direct: Callable[[bytes], int] | None = None  # its `send`, while nothing waits in the transport's buffer
+        self._moves = False  # the member that its client comes from has not answered all it has published there
         self._paused = 0  # the reasons why nothing is read, a set of `Pause` as a number
         self.with_will = True
         self.why = "connection lost"
@@ -392,7 +394,9 @@ class Connection(asyncio.Protocol):
         left = fastpath.PACKETS_PER_TURN
         while not self._paused & CLOSING:
             session, channel = self.session, self.channel
-            if session is not None and channel is not None and channel.session is not None and not state.observed:
+            if self._moves:
+                pass  # packet by packet, as far as the next PUBLISH
+            elif session is not None and channel is not None and channel.session is not None and not state.observed:
                 i, left = fastpath.run(channel, session, data, i, self._max_size(), left)
                 if self.session is not session:  # a write was refused at once, and the client sent away
                     return
@@ -418,6 +422,10 @@ class Connection(asyncio.Protocol):
                 self._keep_packet(data[i:] if i else data)
                 return
             body, end = found
+            if self._moves and data[i] >> 4 == packets.PUBLISH:
+                self.hold(Pause.MOVE)
+                self._keep(data[i:], 0)
+                return
             if not self._packet(data[i], data[body:end], time()):
                 self._keep(data[end:], 0)
                 return
@@ -534,8 +542,13 @@ class Connection(asyncio.Protocol):
         attachments = state.store.attachments if state.store is not None else None
         drained = attachments.drained(session.client.client_id) if attachments is not None else None
         if drained is not None:
-            self.hold(Pause.MOVE)
-            drained.then(partial(self.resume, Pause.MOVE))
+            self._moves = True
+            drained.then(self._moved)
+
+    def _moved(self) -> None:
+        """Take what the client publishes: the member that it comes from has answered everything, or is fenced."""
+        self._moves = False
+        self.resume(Pause.MOVE)
 
     # -- waiting
 

@@ -185,6 +185,41 @@ def test_what_a_client_publishes_waits_for_what_it_published_elsewhere(members: 
     assert [5] == [packet.packet_id for packet in peer.take() if isinstance(packet, Puback)]
 
 
+def test_what_a_client_acknowledges_does_not_wait_for_that(members: Members) -> None:
+    """Its window would stand still for as long as the member that it comes from is silent."""
+    a, b, c = members.nodes
+    lasting(a, "car", "t")
+    b.cluster.mute.add(a.member)
+    there = b.peer()
+    there.send(Connect("car", 5, clean_start=False, properties=LASTING))
+    members.wait(LET_GO)
+    publisher = c.client("publisher")
+    for number in range(3):
+        publisher.publish("t", b"%d" % number)
+    there.send(Publish("elsewhere", b"waits", 1, packet_id=5))
+    came = [packet for packet in there.take() if isinstance(packet, Publish)]
+    assert [b"0", b"1", b"2"] == [bytes(packet.payload) for packet in came]
+    assert {} != members.store.entries("car")
+    b.cluster.mute.clear()
+    members.wait(40)
+    assert [5] == [packet.packet_id for packet in there.take() if isinstance(packet, Puback)]
+    there = b.peer()
+    b.cluster.mute.add(a.member)
+    lasting(a, "car")
+    b.cluster.mute.clear()
+    b.cluster.mute.add(a.member)
+    there.send(Connect("car", 5, clean_start=False, properties=LASTING))
+    members.wait(LET_GO)
+    again = [packet for packet in there.take() if isinstance(packet, Publish)]
+    assert [b"0", b"1", b"2"] == [bytes(packet.payload) for packet in again]
+    for packet in again:
+        there.send(Puback(packet.packet_id))
+    there.send(Publish("elsewhere", b"waits", 1, packet_id=6))
+    members.wait(2)
+    assert {} == members.store.entries("car"), "acknowledged, though the member is still silent"
+    assert [] == [packet for packet in there.take() if isinstance(packet, Puback)]
+
+
 # -- sleep, end, wills
 
 

@@ -1,0 +1,240 @@
+"""Three real nodes on one store, as clients see them: any client on any node, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from itertools import count, product
+
+import pytest
+
+from tests.scenarios.clients import KINDS, Listeners, RealClient
+from tests.support.cluster_nodes import ClusterNodes
+from tests.support.commands import run
+from tests.support.flows import both_versions, lasting, let_pass, numbered, payloads, publish_many, receive_until
+from tests.support.node import NodeProcess
+from tests.support.wire import DISCONNECT, SUBACK, Client, Will, subscribe_packet
+
+#: Members that the tests stop for a while are found dead by nobody meanwhile, those that are killed soon.
+OPTIONS = "lease = 2.0\nview_lease = 3.5"
+TAKEN_OVER = 0x8E
+_names = count()
+
+
+def unique(what: str) -> str:
+    return f"{what}{next(_names)}"
+
+
+@pytest.fixture(scope="module", params=["lone_redis", "cluster_redis"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[ClusterNodes]:
+    servers = request.getfixturevalue(request.param)
+    with ClusterNodes(3, f"{servers.url}?prefix=members", cluster=OPTIONS) as running:
+        yield running
+        for node in running.nodes:
+            assert [] == [line for line in node.output if "Traceback" in line or '"level":"error"' in line]
+
+
+def client(node: NodeProcess, name: str, version: int = 5, **kw: object) -> Client:
+    opened = Client(node, version=version)
+    assert 0 == opened.connect(name, **kw).reason
+    return opened
+
+
+@both_versions
+def test_what_is_published_anywhere_reaches_subscribers_everywhere(nodes: ClusterNodes, version: int) -> None:
+    """With each QoS, clean and durable sessions, one filter with a wildcard and one without."""
+    topic = unique("everywhere")
+    subscribers = [client(node, unique("sub"), version) for node in nodes.nodes]
+    subscribers += [client(node, unique("sub"), **lasting(version)) for node in nodes.nodes]
+    for number, subscriber in enumerate(subscribers):
+        subscriber.version = version
+        subscriber.subscribe(f"{topic}/+" if number % 2 else f"{topic}/1", 2)
+    for node, qos in product(nodes.nodes, (0, 1, 2)):
+        with client(node, unique("pub"), version) as publisher:
+            payload = f"{node.args}{qos}".encode()
+            publisher.publish(f"{topic}/1", payload, qos)
+            for subscriber in subscribers:
+                got = subscriber.receive()
+                assert (payload, qos) == (got.payload, got.qos)
+    for subscriber in subscribers:
+        subscriber.expect_nothing()
+        subscriber.close()
+
+
+def test_a_subscription_that_was_granted_gets_what_is_acknowledged_after_it_on_any_node(nodes: ClusterNodes) -> None:
+    """Subscribe at one node, publish at another at once; clean and durable sessions in turn, two hundred times."""
+    publishers = [client(node, unique("pub")) for node in nodes.nodes]
+    for number in range(200):
+        where = number % len(nodes)
+        options = lasting(5) if number % 2 else {}
+        with client(nodes[where], unique("sub"), **options) as subscriber:
+            topic = unique("granted")
+            subscriber.subscribe(topic, 1)
+            publishers[(where + 1 + number // 3) % len(nodes)].publish(topic, b"here", 1)
+            assert b"here" == subscriber.receive().payload
+            subscriber.unsubscribe(topic)
+    for publisher in publishers:
+        publisher.close()
+
+
+def test_a_granted_subscription_gets_all_though_a_member_stands_still(nodes: ClusterNodes) -> None:
+    """Less than a lease at a time: nobody is found dead; who stood still must not acknowledge what it cannot know."""
+    publishers = [client(node, unique("pub")) for node in nodes.nodes[:2]]
+    standing = nodes[2]
+    late = client(standing, unique("late"))
+    for number in range(5):
+        topic = unique("standing")
+        with client(nodes[number % 2], unique("sub"), **lasting(5)) as subscriber:
+            os.kill(standing.pid, signal.SIGSTOP)
+            try:
+                subscriber.send(subscribe_packet(7, [(topic, 1)], version=5))
+                let_pass(0.7)
+            finally:
+                os.kill(standing.pid, signal.SIGCONT)
+            subscriber.expect(SUBACK)
+            late.publish(topic, b"from the late one", 1)
+            publishers[number % 2].publish(topic, b"here", 1)
+            assert [b"from the late one", b"here"] == [subscriber.receive().payload for _ in range(2)]
+    for one in (*publishers, late):
+        one.close()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_session_sleeps_moves_and_goes_on_at_another_node(nodes: ClusterNodes, qos: int) -> None:
+    """Messages for it are stored wherever they are published, and come in the order of each publisher."""
+    name, topic = unique("mover"), unique("moves")
+    sleeper = client(nodes[0], name, **lasting(5))
+    sleeper.subscribe(topic, qos)
+    sleeper.disconnect()
+    with client(nodes[1], unique("pub")) as publisher:
+        publish_many(publisher, topic, numbered(50), qos)
+    with client(nodes[2], unique("pub")) as publisher:
+        publish_many(publisher, topic, [*numbered(50, 50), b"last"], qos)
+    awake = Client(nodes[2], version=5)
+    assert awake.connect(name, **lasting(5)).session_present
+    assert [*numbered(100), b"last"] == payloads(receive_until(awake, b"last"))
+    awake.close()
+
+
+def test_a_client_that_connects_elsewhere_displaces_itself(nodes: ClusterNodes) -> None:
+    """Of a client id there is one in the cluster, whether its session lasts or not."""
+    for options in ({}, lasting(5)):
+        name, topic = unique("twice"), unique("displaced")
+        first = client(nodes[0], name, **options)
+        first.subscribe(topic, 1)
+        second = Client(nodes[1], version=5)
+        assert bool(options) is second.connect(name, **options).session_present
+        assert TAKEN_OVER == first.expect(DISCONNECT).reason
+        first.close()
+        if not options:
+            second.subscribe(topic, 1)
+        with client(nodes[2], unique("pub")) as publisher:
+            publisher.publish(topic, b"to the second", 1)
+        assert b"to the second" == second.receive().payload
+        listed = json.loads(run("client", "list", "--http", nodes[0].http, "--json").stdout)
+        assert [("n2", True)] == [(one["node"], one["connected"]) for one in listed if one["client_id"] == name]
+        second.disconnect()
+
+
+def test_a_client_moves_under_load_and_nothing_is_lost(nodes: ClusterNodes) -> None:
+    """From node to node without saying goodbye, while two publishers go on."""
+    name, topic = unique("restless"), unique("load")
+    moving = client(nodes[0], name, **lasting(5))
+    moving.subscribe(f"{topic}/#", 1)
+    publishers = [client(node, unique("pub")) for node in nodes.nodes[:2]]
+    got: list[bytes] = []
+    for step in range(9):
+        for number, publisher in enumerate(publishers):
+            publish_many(publisher, f"{topic}/{number}", [b"%d:%05d" % (number, step * 20 + at) for at in range(20)], 1)
+        got += [moving.receive().payload for _ in range(5)]
+        moved = Client(nodes[step % 3], version=5)
+        assert moved.connect(name, **lasting(5)).session_present
+        moving.close()
+        moving = moved
+    publishers[0].publish(f"{topic}/0", b"0:last", 1)
+    got += payloads(receive_until(moving, b"0:last"))
+    for number in range(2):
+        first = list(dict.fromkeys(payload for payload in got if payload.startswith(b"%d:0" % number)))
+        assert [b"%d:%05d" % (number, at) for at in range(180)] == first
+    for one in (*publishers, moving):
+        one.close()
+
+
+def test_a_shared_group_spans_the_nodes(nodes: ClusterNodes) -> None:
+    """Each message goes to one member of the group, and all members get some."""
+    topic, group = unique("work"), unique("group")
+    members = [client(node, unique("member")) for node in nodes.nodes]
+    for member in members:
+        member.subscribe([(f"$share/{group}/{topic}", 1), (f"{topic}/end", 1)])
+    with client(nodes[0], unique("pub")) as publisher:
+        publish_many(publisher, topic, numbered(60), 1)
+        publisher.publish(f"{topic}/end", b"end", 1)  # to each, on the same links after all others
+    got = [payloads(receive_until(member, b"end")) for member in members]
+    assert sorted(numbered(60)) == sorted(payload for found in got for payload in found[:-1])
+    assert all(len(found) > 1 for found in got), [len(found) for found in got]
+    for member in members:
+        member.close()
+
+
+def test_a_will_is_published_once_wherever_its_client_breaks(nodes: ClusterNodes) -> None:
+    topic = unique("will")
+    witnesses = [client(node, unique("witness")) for node in nodes.nodes]
+    for witness in witnesses:
+        witness.subscribe(topic, 1)
+    for node in nodes.nodes:
+        client(node, unique("breaks"), will=Will(topic, b"broken", qos=1)).abort()
+        for witness in witnesses:
+            assert b"broken" == witness.receive().payload
+    for witness in witnesses:
+        witness.expect_nothing()
+        witness.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.transport == "tcp"], ids=str)
+def test_the_clients_that_people_use_talk_over_the_nodes(nodes: ClusterNodes, kind: object) -> None:
+    """Retained or not, each QoS: from a client at one node to one of the same kind at another."""
+    topic = unique("people")
+    here, there = (
+        kind.driver(Listeners(node.mqtt, node.mqtt), kind.transport, kind.version)  # type: ignore[attr-defined]
+        for node in nodes.nodes[:2]
+    )
+    assert isinstance(here, RealClient)
+    try:
+        here.connect(unique("here"))
+        there.connect(unique("there"))
+        here.subscribe(topic, 2)
+        for qos in (0, 1, 2):
+            there.publish(topic, b"qos %d" % qos, qos)
+            got = here.receive()
+            assert (topic, b"qos %d" % qos, qos) == (got.topic, got.payload, got.qos)
+    finally:
+        here.close()
+        there.close()
+
+
+def test_a_killed_node_takes_nothing_with_it(nodes: ClusterNodes) -> None:
+    """Its durable sessions go on elsewhere, its wills are published, and it comes back under its name."""
+    topic = unique("killed")
+    with client(nodes[1], unique("witness")) as witness:
+        witness.subscribe(f"{topic}/will", 1)
+        name = unique("victim")
+        victim = client(nodes[0], name, **lasting(5), will=Will(f"{topic}/will", b"durable", qos=1))
+        victim.subscribe(f"{topic}/data", 1)
+        client(nodes[0], unique("clean"), will=Will(f"{topic}/will", b"clean", qos=1))
+        nodes[0].kill()
+        with client(nodes[2], unique("pub")) as publisher:
+            publish_many(publisher, f"{topic}/data", numbered(20), 1)
+        again = Client(nodes[2], version=5)
+        assert again.connect(name, **lasting(5)).session_present
+        assert numbered(20) == [again.receive().payload for _ in range(20)]
+        again.close()
+        assert {b"clean", b"durable"} == {witness.receive().payload for _ in range(2)}
+        nodes.nodes[0] = nodes.node("n1").start()
+        with client(nodes[0], unique("pub")) as publisher:
+            publisher.publish(f"{topic}/data", b"after", 1)
+        again = Client(nodes[0], version=5)
+        assert again.connect(name, **lasting(5)).session_present
+        assert b"after" == again.receive().payload
+        again.disconnect()
