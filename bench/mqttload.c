@@ -12,6 +12,8 @@
  * --topics-per-pair K and --size-jitter J vary topic and size from message to message, so that a
  * broker gains nothing from equal packets in a row. Both follow from stream and sequence alone
  * (vary()), so the receiving side knows what topic and what size must arrive, and checks them.
+ *
+ * --ports A,B,… spreads the clients over several nodes; --shift 1 has publishers at another one than their subscribers.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -88,8 +90,8 @@ static struct {
         clean_end, sub, flow, tpp, jitter;
     long msgs;
     double rate, secs, maxsec, idle, settle, hold;
-    char *mode, *batch_topic, *tag, *user, *pass, *bpids, *filter;
-    int offline, shared, pause, again, compressible, persistent;
+    char *mode, *batch_topic, *tag, *user, *pass, *bpids, *filter, *ports;
+    int offline, shared, pause, again, compressible, persistent, shift;
 } O = {.n = 1000,
        .pairs = 1,
        .pubs = 1,
@@ -116,6 +118,8 @@ static struct {
        .tag = NULL};
 
 static struct sockaddr_in dst;
+static in_port_t ports[64]; /* of several nodes that are one broker, in network order */
+static int nports;
 static int ep;
 static Client **all;
 static int nall, all_cap;
@@ -482,6 +486,8 @@ static void start_connect(Client *c) {
                                 .sin_addr.s_addr = htonl(0x7f000001u + c->idx % O.srcs)};
         if (bind(c->fd, (void *)&s, sizeof s)) die("bind: %s", strerror(errno));
     }
+    if (nports) /* publisher i is --shift ports away from subscriber i */
+        dst.sin_port = ports[(c->is_pub ? c->kind + O.shift : c->idx) % nports];
     if (connect(c->fd, (void *)&dst, sizeof dst) && errno != EINPROGRESS) {
         c->st = ST_CONNECTING;
         client_down(c);
@@ -1720,6 +1726,7 @@ int main(int argc, char **argv) {
         I("--flow", flow);
         I("--topics-per-pair", tpp);
         I("--size-jitter", jitter);
+        I("--shift", shift);
         D("--rate", rate);
         D("--secs", secs);
         D("--maxsec", maxsec);
@@ -1733,6 +1740,7 @@ int main(int argc, char **argv) {
         S("--user", user);
         S("--pass", pass);
         S("--broker-pid", bpids);
+        S("--ports", ports);
         else die("no such option: %s", k);
     }
     if (O.size < HDR) O.size = HDR;
@@ -1759,6 +1767,11 @@ int main(int argc, char **argv) {
         struct hostent *h = gethostbyname(argv[2]);
         if (!h || h->h_addrtype != AF_INET) die("no such host: %s", argv[2]);
         memcpy(&dst.sin_addr, h->h_addr, 4);
+    }
+    for (char *q = O.ports; q && *q; q += *q == ',') {
+        if (nports == 64) die("--ports: 64 at the most");
+        ports[nports++] = htons(strtol(q, &q, 10));
+        if (*q && *q != ',') die("--ports: numbers with commas between them");
     }
     bool stores = !strcmp(w, "offline") || !strcmp(w, "source") || !strcmp(w, "ecq");
     if (stores && !O.compressible) pool = 1 << 20;

@@ -1,0 +1,38 @@
+"""What the report of several nodes says about figures: no node is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.cluster import LAYOUTS, Bench, Figures, cases, markdown
+
+
+def bench(**costs: float) -> Bench:
+    """Figures of live messages of QoS 1: what one costs in each layout, µs; the third round costs twice as much."""
+    measured = Bench(Path("generator"), (0, 1))
+    for layout, cost in costs.items():
+        for each in (cost, cost, 2 * cost):
+            measured.figures.setdefault(("live-q1", layout), Figures()).add(1000.0, each, 0.1, 0.2)
+    return measured
+
+
+def test_bars_compare_the_median_cost_of_a_message() -> None:
+    measured = bench(lone=1.0, member=1.05, two=1.3, across=3.0)
+    assert [True, True, True] == [met for *_, met in measured.bars()]
+    assert [0.95, 1.54, 2.31] == [round(ratio, 2) for _, ratio, _ in measured.bars()]
+
+
+def test_each_bar_can_be_missed() -> None:
+    measured = bench(lone=1.0, member=1.06, two=1.34, across=3.4)
+    assert [False, False, False] == [met for *_, met in measured.bars()]
+    assert 3 == markdown(measured, cases(quick=True), ["a note"]).count("missed")
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    measured = bench(lone=1.0, member=1.0)
+    assert [] == measured.bars()
+    assert "| live-q1 | lone " in markdown(measured, cases(quick=True), [])
+
+
+def test_every_kind_of_traffic_is_measured_in_every_layout() -> None:
+    assert {tuple(LAYOUTS)} == {case.layouts for case in cases(quick=False)}
