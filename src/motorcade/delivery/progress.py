@@ -416,6 +416,19 @@ class ProgressStore:
         self._decide(progress)
         self.changed(progress)
 
+    async def renew(self, progress: Progress) -> bool:
+        """Take the generation that another member has begun (rule 6); False if there is none. `StoreError`.
+
+        Consumers must begin again then.
+        """
+        stored = await self.read(progress.log, progress.client)
+        if stored is None or stored.generation <= progress.generation:
+            return False
+        progress.cursors.clear()
+        progress.loaded = False
+        progress.take(stored)
+        return True
+
     def _decide(self, progress: Progress) -> None:
         """Begin a generation (rule 6)."""
         if self._options.shared:

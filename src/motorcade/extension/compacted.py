@@ -54,6 +54,8 @@ class CompactedView(msgspec.Struct, frozen=True, kw_only=True):
     oldest: float | None = None  #: time at which the oldest message was appended; only in the view of one queue
     consumers: int  #: that have progress, connected or not
     consuming: tuple[ConsumerView, ...] = ()  #: by client id, the first 1000; only in the view of one queue
+    #: Nodes that did not answer, if there are any, and why: consumers there are shown as stored; likewise.
+    unanswered: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class RewindView(msgspec.Struct, frozen=True, kw_only=True):

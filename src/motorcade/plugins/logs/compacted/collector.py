@@ -7,6 +7,8 @@ begins again `gc_interval` after it has ended. Nothing depends on it: consumers 
 A queue that is empty is forgotten with all progress when it was not used for `idle` seconds. Its numbers go on if it
 is used again, for the store does not forget where they were. What is in memory of a queue goes with it, and in any case
 when two collections in a row find it idle: names are chosen by clients, and must not add up.
+
+Of several members each collects in the cells that it is steward of, and all of them count all queues.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from motorcade.extension.cluster import Cluster
 from motorcade.extension.compacted import CompactedKind
 from motorcade.plugins.logs.compacted.queue import CompactedQueue
 from motorcade.plugins.logs.compacted.source import Tools
@@ -32,8 +35,9 @@ COUNT_AGAIN: Final = 5.0  #: seconds until that is tried again
 class Collector:
     """Collects in all compacted queues of a node."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, cluster: Cluster | None = None) -> None:
         self._tools = tools
+        self._cluster = cluster
         self._budget = 0
         self._now_ = asyncio.Event()
 
@@ -84,15 +88,38 @@ class Collector:
         tools = self._tools
         self._budget = tools.config.gc_step
         removed = 0
-        async for owner, value in tools.store.records.scan(QUEUES, tools.now()):
+        if self._cluster is None:
+            removed += await self._collect_all(None)
+        else:
+            for feed in range(self._cluster.feeds):
+                if self._cluster.is_steward(feed):
+                    removed += await self._collect_all(feed)
+            await self.count_again()
+        await self._close_idle()
+        tools.progress.sweep()
+        return removed
+
+    async def _collect_all(self, feed: int | None) -> int:
+        """Look at the queues of one cell, or at all; how many messages were removed."""
+        tools = self._tools
+        removed = 0
+        async for owner, value in tools.store.records.scan(QUEUES, tools.now(), feed=feed):
             shape = EXCLUSIVE if owner.startswith(EXCLUSIVE.owners) else SHARED
             name = owner.removeprefix(shape.owners)
             removed += await self._collect(owner)
             await self._forget(CompactedQueue(tools.queues, shape, name), value)
             await self._spend(1)
-        await self._close_idle()
-        tools.progress.sweep()
         return removed
+
+    async def count_again(self) -> None:
+        """Count the queues again: what members tell each other of them may be lost with one."""
+        queues = self._tools.queues
+        before = queues.count
+        number = 0
+        async for _ in self._tools.store.records.scan(QUEUES, self._tools.now()):
+            number += 1
+            await self._spend(1)
+        queues.count += number - before
 
     async def _close_idle(self) -> None:
         """Close queues that nothing has happened to since the last collection."""
@@ -152,8 +179,7 @@ class Collector:
             batch.delete(QUEUES, queue.owner)
             if queue.shape.form is CompactedKind.EXCLUSIVE:
                 batch.delete(queue.shape.progress, queue.name)
-            await tools.store.write(batch)
-            tools.queues.count -= 1
+            await tools.queues.forget(known, batch)
             tools.counters["forgotten"] += 1
 
         await tools.queues.hold(known, forget)

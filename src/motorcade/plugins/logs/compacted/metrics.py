@@ -28,7 +28,7 @@ COUNTS: Final = (
         "reason",
         same(
             *("refused_full", "refused_pending", "refused_queues", "refused_key", "refused_consumers"),
-            *("refused_publish", "refused_subscribe", "refused_members"),
+            *("refused_publish", "refused_subscribe"),
             prefix="refused_",
         ),
     ),
@@ -37,6 +37,12 @@ COUNTS: Final = (
         "Times the store refused or failed, by what was wanted of it.",
         "operation",
         {"append_failed": "append", "look_failed": "look", "progress_failed": "progress", "gc_failed": "gc"},
+    ),
+    Counts(
+        "ecq_hints_total",
+        "Several nodes: what another one was not told of single queues.",
+        "event",
+        {"hints_dropped": "dropped", "wanted_overflows": "overflow"},
     ),
     Counts("ecq_gc_rounds_total", "Collections of what is too old.", "", same("gc_rounds")),
     Counts("ecq_progress_writes_total", "Records of consumers' progress written.", "", same("progress_written")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final, cast
@@ -29,9 +30,10 @@ from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import SourceType
 from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.collector import Collector
+from motorcade.plugins.logs.compacted.members import CompactedMembers
 from motorcade.plugins.logs.compacted.metrics import COUNTS, MEASURES, MESSAGE_BYTES, QUEUE_BYTES
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.plugins.logs.compacted.queue import MAX_OPEN, RETRY, SEVERAL_MEMBERS, Queues
+from motorcade.plugins.logs.compacted.queue import MAX_OPEN, RETRY, Queues
 from motorcade.plugins.logs.compacted.service import CompactedService
 from motorcade.plugins.logs.compacted.source import CompactedSource, Tools
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED, Shape
@@ -42,7 +44,6 @@ from motorcade.plugins.logs.compacted.topics import (
     ROOTS,
     TOPICS,
     WRITING,
-    consumed,
     judge,
     quoted,
     what,
@@ -73,7 +74,8 @@ EVENTS: Final = (
     "refused_key",
     "refused_publish",
     "refused_subscribe",
-    "refused_members",
+    "hints_dropped",
+    "wanted_overflows",
 )
 
 Wanted = Subscription | ReasonCode | Verdict
@@ -97,6 +99,7 @@ class EcqPlugin(Plugin):
         self.tools: Tools
         self.collector: Collector
         self.service: CompactedService
+        self._look_all = asyncio.Event()  # where all queues end that have consumers
 
     async def start(self) -> None:
         context = self.context
@@ -113,14 +116,17 @@ class EcqPlugin(Plugin):
             interval=lambda: self.config.progress_interval,
             max_consumers=lambda: self.config.max_consumers,
             lasts=self._lasts,
+            shared=context.cluster is not None,
         )
         progress = ProgressStore(store, kept, now, context.spawn, counters, log)
         self.tools = Tools(store, self.queues, progress, now, counters, log)
-        self.collector = Collector(self.tools)
+        self.collector = Collector(self.tools, context.cluster)
         self.service = CompactedService(self.tools)
         if context.cluster is not None:
-            context.at_end(context.cluster.on_change(self._members_changed))
-            self._members_changed()
+            members = CompactedMembers(context.cluster, self.queues, self._look_all.set, self.service.rewound)
+            self.queues.members = members
+            members.start(context.at_end)
+            self.service.answer(context.cluster, context.at_end)
         context.spawn(self.collector.count, "count")
         context.spawn(self.collector.run, "collect")
         context.spawn(self._heartbeat, "heartbeat")
@@ -161,15 +167,12 @@ class EcqPlugin(Plugin):
         bound = config.max_pending_bytes + config.max_pending * MESSAGE_BYTES
         yield Table("ecq_pending", queues.pending, pending, bound)
 
-    def _members_changed(self) -> None:
-        """Serve compacted queues only while this node is alone."""
-        cluster = self.context.cluster
-        self.queues.serve(cluster is None or not cluster.peers)
-
     async def _heartbeat(self) -> None:
         """Look now and then whether consumers have got everything, in case that an event was missed."""
         while True:
-            await asyncio.sleep(self.config.heartbeat)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look_all.wait(), self.config.heartbeat)
+            self._look_all.clear()
             for number, queue in enumerate(self.queues.consumed()):
                 self.queues.look(queue)
                 if not (number + 1) % STEP:
@@ -184,7 +187,7 @@ class EcqPlugin(Plugin):
         name, _, key = topic[PLACE:].partition("/")
         queue = queues.of(shape).get(name) if shape is not None else None
         place = key.encode()
-        if queue is None or not queues.serving or not queue.registered or not 0 < len(place) <= config.max_key:
+        if queue is None or not queue.registered or not 0 < len(place) <= config.max_key:
             return None
         if queues.pending >= config.max_pending or queues.pending_bytes >= config.max_pending_bytes:
             return None
@@ -201,11 +204,6 @@ class EcqPlugin(Plugin):
             return None
         topic = message.topic
         shape = WRITING.get(topic[:PLACE])
-        if not self.queues.serving:
-            self.context.counters["refused_members"] += 1
-            if not message.qos:
-                return STOP_TAKEN
-            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS))
         if shape is None:
             return Stop(self._other(client, message))
         name, _, key = topic[PLACE:].partition("/")
@@ -314,11 +312,8 @@ class EcqPlugin(Plugin):
         if not isinstance(subscription, Subscription) or subscription.filter[:1] != "$":
             return wanted
         refusal = judge(client.client_id, subscription, self.config.max_name)
-        if refusal is None and (self.queues.serving or consumed(subscription.filter) is None):
-            return wanted
         if refusal is None:
-            self.context.counters["refused_members"] += 1
-            return Verdict(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS)
+            return wanted
         self.context.counters["refused_subscribe"] += 1
         return Verdict(refusal.reason, refusal.detail)
 

@@ -1,13 +1,14 @@
 """Compacted queues in memory: as much of each as appending and consuming need.
 
     publish ─▶ store.write ─▶ stored: publisher answered, consumers told ─▶ read by consumers
+                           │          └ those at other members too (`members`)
                            └▶ too much: refused
 
 A `CompactedQueue` is made for its first publisher or consumer, and dropped when it was idle from one collection to the
 next, or when there are many; the store has everything that matters.
 
-Rule 1: `tail` is the highest number that is known to be stored. Consumers get nothing beyond it, though it may be in
-        the store already.
+Rule 1: `tail` is the highest number that is known to be stored, by whichever member. Consumers get nothing beyond it,
+        though it may be in the store already. While a queue has no consumers here, `tail` may be behind.
 Rule 2: what is appended to a queue that may be new waits until its record is written (`_register`). So it does while a
         queue is deleted (`hold`): it is in the queue that begins after that one.
 Rule 3: what waits for the store is bounded, over all queues together (`max_pending`, `max_pending_bytes`): the plugin
@@ -20,7 +21,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
@@ -34,7 +35,7 @@ from motorcade.extension.plugin import Spawn
 from motorcade.extension.sources import FastFeed
 from motorcade.plugins.logs.compacted import record
 from motorcade.plugins.logs.compacted.options import EcqConfig
-from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, CompactedQueueRecord, Shape, encode
+from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, QUEUES, SHARED, CompactedQueueRecord, Shape, encode
 from motorcade.storage.ports import (
     Appended,
     Batch,
@@ -42,14 +43,17 @@ from motorcade.storage.ports import (
     Draft,
     Entry,
     Store,
+    StoreConflictError,
     StoreError,
     StoreFullError,
 )
 
+if TYPE_CHECKING:
+    from motorcade.plugins.logs.compacted.members import CompactedMembers
+
 MAX_OPEN: Final = 65_536  #: queues in memory without a consumer; when there are more, those that are idle go
 PAGE: Final = 128  #: messages read at once, at most: the embedded engine reads as many without another thread
 RETRY: Final = 1.0  #: seconds until the end of a queue is looked for again
-SEVERAL_MEMBERS: Final = "compacted queues are not served while a cluster has more than one node; use one node for them"
 
 
 class QueueFullError(StoreFullError):
@@ -77,9 +81,6 @@ class Consumer(Protocol):
 
     def look(self) -> None:
         """Look again, as the end of the queue is known."""
-
-    def halt(self) -> None:
-        """Read no more, until `look`."""
 
     def replaced(self, numbers: Iterable[int]) -> None:
         """Note that these are not in the queue any more."""
@@ -144,12 +145,39 @@ class CompactedQueue:
         """Return True if nothing is lost with it."""
         return not (self.consumers or self.coming or (self._lock is not None and self._lock.locked()))
 
+    # -- consumed
+
+    def enter(self, consumer: Consumer) -> None:
+        """Add a consumer."""
+        members = self.queues.members
+        if members is not None and not self.consumers:
+            members.enter(self)
+        self.consumers[consumer] = None
+
+    def leave_out(self, consumer: Consumer) -> None:
+        """Remove a consumer, if it is one."""
+        members = self.queues.members
+        if self.consumers.pop(consumer, self) is None and members is not None and not self.consumers:
+            members.leave(self)
+
     # -- stored
 
     def reached(self, number: int) -> None:
         """Note that a number is stored; `looked` tells of the end."""
         self.tail = max(self.tail, number)
         self.known = True
+
+    def hinted(self, number: int, gone: Iterable[int]) -> None:
+        """Note what another member has stored."""
+        if not self.consumers:
+            return
+        if gone:
+            for consumer in self.consumers:
+                consumer.replaced(gone)
+        if number > self.tail or not self.known:
+            self.reached(number)
+            self.ready()
+            self.wake()  # before `tell`: its page has only what has landed here
 
     def landed(self, appending: Appending, answer: Appended) -> bool:
         """Note what the store has done. Return True if consumers must be told."""
@@ -302,7 +330,7 @@ class Queues:
         self.uncounted: set[str] | None = set()  #: mailboxes of those that came before the others were counted
         self.pending = 0  #: messages that the store has not confirmed
         self.pending_bytes = 0
-        self.serving = True  #: consumers get messages, and what is published is appended
+        self.members: CompactedMembers | None = None  #: the others of a cluster; None: this node is alone
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._touched: dict[CompactedQueue, None] = {}  # consumers must be told
@@ -358,17 +386,10 @@ class Queues:
         if queue.idle and queues.get(queue.name) is queue:
             del queues[queue.name]
 
-    def serve(self, serving: bool) -> None:
-        """Serve consumers, or let all of them wait."""
-        if serving == self.serving:
-            return
-        self.serving = serving
-        for queue in self.consumed():
-            for consumer in list(queue.consumers):
-                if serving:
-                    consumer.look()
-                else:
-                    consumer.halt()
+    def find(self, owner: str) -> CompactedQueue | None:
+        """Return a queue that is in memory, by its mailbox."""
+        shape = EXCLUSIVE if owner.startswith(EXCLUSIVE.owners) else SHARED
+        return self.of(shape).get(owner.removeprefix(shape.owners))
 
     def consumed(self) -> list[CompactedQueue]:
         """Return those that have consumers now."""
@@ -458,10 +479,40 @@ class Queues:
         except StoreError as error:
             return error
         if new:
-            self.count += 1
-            if self.uncounted is not None:
-                self.uncounted.add(queue.owner)
+            self._count(queue)
         return answers
+
+    def _count(self, queue: CompactedQueue) -> None:
+        self.count += 1
+        if self.uncounted is not None:
+            self.uncounted.add(queue.owner)
+        if self.members:
+            self.members.made()
+
+    async def forget(self, queue: CompactedQueue, batch: Batch) -> None:
+        """Write a batch that deletes the record of a queue, which is held; what others append meanwhile has another."""
+        if self.members is None:
+            await self.store.write(batch)
+            self.count -= 1
+            return
+        self.members.note(batch, queue.owner)
+        await self.store.write(batch)
+        self.count -= 1
+        await self.keep(queue)
+
+    async def keep(self, queue: CompactedQueue) -> None:
+        """Write the record of a queue that was deleted, if something is in it or on its way; its lock is held."""
+        on_its_way = queue.coming > len(queue.waiting)
+        if not on_its_way and not (await self.store.mailboxes.info(queue.owner)).entries:
+            return
+        batch = Batch()
+        now = self.now()
+        batch.put(QUEUES, queue.owner, encode(CompactedQueueRecord(now)), expect=None, now=now)
+        try:
+            await self.store.write(batch)
+        except StoreConflictError:
+            return  # it is there
+        self._count(queue)
 
     def landed(self, appending: Appending, answer: Appended | BaseException) -> None:
         """Note what has become of a message, and answer its publisher."""
@@ -484,6 +535,8 @@ class Queues:
             counters["replaced"] += 1
         if answer.dropped or not answer.position:
             counters["dropped"] += len(answer.dropped) + (not answer.position)
+        if self.members:
+            self.members.stored(queue, answer)
         if queue.landed(appending, answer):
             if not self._touched:  # what is stored in one turn of the event loop is told at once
                 self._loop.call_soon(self._tell)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from typing import Final
 
 import msgspec
 
+from motorcade.core.errors import MotorcadeError
 from motorcade.core.record import RecordError
 from motorcade.delivery.progress import Progress, Stored
 from motorcade.delivery.record import payload_of
+from motorcade.extension.cluster import Cluster, End
 from motorcade.extension.compacted import CompactedKind, CompactedView, ConsumerView, RewindView
 from motorcade.extension.declared import BadOptionsError, ConflictError, FoundMessage, UnknownError
-from motorcade.plugins.logs.compacted.queue import SEVERAL_MEMBERS, CompactedQueue, Consumer
+from motorcade.plugins.logs.compacted.members import REWIND, SHOW
+from motorcade.plugins.logs.compacted.queue import CompactedQueue, Consumer
 from motorcade.plugins.logs.compacted.record import FORM
 from motorcade.plugins.logs.compacted.source import Tools
 from motorcade.plugins.logs.compacted.tables import QUEUES, SHAPES
@@ -28,11 +31,49 @@ MAX_SHOWN: Final = 1000  #: consumers shown with one queue
 _NOUN: Final = {CompactedKind.EXCLUSIVE: "exclusive queue of client", CompactedKind.SHARED: "shared compacted queue"}
 
 
+class ShowQuestion(msgspec.Struct, array_like=True):
+    """The question for the consumers of a queue that a member has."""
+
+    kind: CompactedKind
+    name: str
+
+
+class RewindQuestion(msgspec.Struct, array_like=True):
+    """The question to rewind a consumer, if it is connected there."""
+
+    kind: CompactedKind
+    name: str
+    client: str
+    to: int | None
+    since: float | None
+    preview: bool
+
+
+class RewindAnswer(msgspec.Struct, array_like=True):
+    """What became of it."""
+
+    view: RewindView | None = None
+    problem: str = ""
+    bad_options: bool = False
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_show = msgspec.msgpack.Decoder(ShowQuestion).decode
+_decode_shown = msgspec.msgpack.Decoder(dict[str, int]).decode
+_decode_rewind = msgspec.msgpack.Decoder(RewindQuestion).decode
+_decode_rewound = msgspec.msgpack.Decoder(RewindAnswer).decode
+
+
 class CompactedService:
-    """All compacted queues of a node."""
+    """All compacted queues, from any node."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
+
+    def answer(self, cluster: Cluster, at_end: Callable[[End], None]) -> None:
+        """Answer the questions of other members."""
+        at_end(cluster.on_ask(SHOW, self._answer_show))
+        at_end(cluster.on_ask(REWIND, self._answer_rewind))
 
     # -- looking
 
@@ -57,11 +98,15 @@ class CompactedService:
 
     async def show(self, kind: CompactedKind, name: str) -> CompactedView:
         queue = await self._find(kind, name)
-        consuming = {consumer.progress.client: consumer for consumer in self._consuming(queue)}
-        for progress in self._tools.progress.of_log(queue.log_key):
-            with suppress(StoreError):  # what is stored is shown
-                await self._tools.progress.flush(progress)
-        stored = await self._tools.progress.consumers(queue.log_key)
+        consuming = await self._flushed(queue)
+        unanswered: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+        members = self._tools.queues.members
+        if members:
+            answers = await members.ask_all(SHOW, _encode(ShowQuestion(kind, name)))
+            unanswered = answers.silent or msgspec.UNSET
+            for body in answers.found.values():
+                consuming |= _decode_shown(body)
+        stored = dict.fromkeys(consuming) | await self._tools.progress.consumers(queue.log_key)
         info = await self._tools.store.mailboxes.info(queue.owner)
         oldest: float | None = None
         numbers: list[int] = []
@@ -81,11 +126,19 @@ class CompactedService:
                 _consumer(client, stored[client], consuming.get(client), numbers)
                 for client in nsmallest(MAX_SHOWN, stored)
             ),
+            unanswered=unanswered,
         )
 
-    def _check_serving(self) -> None:
-        if not self._tools.queues.serving:
-            raise ConflictError(SEVERAL_MEMBERS)
+    async def _flushed(self, queue: CompactedQueue) -> dict[str, int]:
+        """Store the progress of those that consume a queue here; return what each has in flight."""
+        for progress in self._tools.progress.of_log(queue.log_key):
+            with suppress(StoreError):  # what is stored is shown
+                await self._tools.progress.flush(progress)
+        return {each.progress.client: len(each.feed.inflight) for each in self._consuming(queue)}
+
+    async def _answer_show(self, _member: str, body: bytes) -> bytes:
+        question = _decode_show(body)
+        return _encode(await self._flushed(CompactedQueue(self._tools.queues, SHAPES[question.kind], question.name)))
 
     async def _find(self, kind: CompactedKind, name: str) -> CompactedQueue:
         """Return a queue that is in the store, perhaps not in memory; `UnknownError`."""
@@ -139,9 +192,49 @@ class CompactedService:
     ) -> RewindView:
         if (to is None) == (since is None):
             raise BadOptionsError("rewind: give either a number (to) or a time (since)")
-        self._check_serving()
         queue = await self._find(kind, name)
-        client = await self._consumer(queue, consumer)
+        client = self._named(queue, consumer)
+        members = self._tools.queues.members
+        if members and not self._has(queue, client):
+            answers = await members.ask_all(REWIND, _encode(RewindQuestion(kind, name, client, to, since, preview)))
+            for body in filter(None, answers.found.values()):
+                return _result(_decode_rewound(body))
+        await self._check_consumer(queue, client)
+        view = await self._rewind(queue, client, to, since, preview=preview)
+        if members and not preview and not self._has(queue, client):
+            members.tell_rewound(queue, client)
+        return view
+
+    async def _answer_rewind(self, _member: str, body: bytes) -> bytes:
+        """Rewind a consumer that is connected here; an empty answer says that it is not."""
+        question = _decode_rewind(body)
+        queue = CompactedQueue(self._tools.queues, SHAPES[question.kind], question.name)
+        if not self._has(queue, question.client):
+            return b""
+        try:
+            view = await self._rewind(queue, question.client, question.to, question.since, preview=question.preview)
+        except MotorcadeError as error:
+            return _encode(RewindAnswer(None, str(error), isinstance(error, BadOptionsError)))
+        return _encode(RewindAnswer(view))
+
+    async def rewound(self, queue: CompactedQueue, client: str) -> None:
+        """Let a consumer begin again that another member has rewound."""
+        progress = self._tools.progress.peek(queue.log_key, client)
+        if progress is not None and await self._tools.progress.renew(progress):
+            self._restart(queue, progress)
+
+    def _has(self, queue: CompactedQueue, client: str) -> bool:
+        """Return True if a client consumes a queue here."""
+        return any(each.progress.client == client for each in self._consuming(queue))
+
+    def _restart(self, queue: CompactedQueue, progress: Progress) -> None:
+        for each in self._consuming(queue):
+            if each.progress is progress:
+                each.restart()
+
+    async def _rewind(
+        self, queue: CompactedQueue, client: str, to: int | None, since: float | None, *, preview: bool
+    ) -> RewindView:
         progress = self._tools.progress.open(queue.log_key, client)
         try:
             await self._tools.progress.load(progress)
@@ -151,27 +244,30 @@ class CompactedService:
             self._tools.progress.rewind(progress, view.progress)
             self._tools.counters["rewound"] += 1
             self._tools.log.info("ecq_rewound", queue=queue.owner, client=client, before=view.before, to=view.progress)
-            for each in self._consuming(queue):
-                if each.progress is progress:
-                    each.restart()
+            self._restart(queue, progress)
             await self._tools.progress.flush(progress)
         finally:
             self._tools.progress.close(progress)
         return msgspec.structs.replace(view, preview=False)
 
-    async def _consumer(self, queue: CompactedQueue, consumer: str) -> str:
-        """Return the client id of a consumer; `UnknownError` if there is none."""
+    def _named(self, queue: CompactedQueue, consumer: str) -> str:
+        """Return the client id of the consumer that is meant."""
         if queue.shape.form is CompactedKind.EXCLUSIVE:
             if consumer not in ("", queue.name):
                 raise UnknownError(f"the queue of client {quoted(queue.name)} has no other consumer than that client")
             return queue.name
         if not consumer:
             raise BadOptionsError(f"rewind: shared queue {quoted(queue.name)} has many consumers; name one")
+        return consumer
+
+    async def _check_consumer(self, queue: CompactedQueue, consumer: str) -> None:
+        """Raise `UnknownError` if a shared queue has no such consumer."""
+        if queue.shape.form is CompactedKind.EXCLUSIVE:
+            return
         progress, log = self._tools.progress, queue.log_key
         known = progress.peek(log, consumer) is not None
         if "\0" in consumer or (not known and await progress.read(log, consumer) is None):  # no key has that character
             raise UnknownError(f"shared queue {quoted(queue.name)} has no consumer {quoted(consumer)}")
-        return consumer
 
     async def _plan(self, queue: CompactedQueue, progress: Progress, to: int | None, since: float | None) -> RewindView:
         """Plan a rewind. The queue is read as a whole: only what is still there counts."""
@@ -213,7 +309,6 @@ class CompactedService:
     # -- the end of a queue
 
     async def delete(self, kind: CompactedKind, name: str) -> None:
-        self._check_serving()
         queue = await self._find(kind, name)
         known = self._tools.queues.open(queue.shape, name)
         await self._tools.queues.hold(known, lambda: self._delete(known))
@@ -227,23 +322,28 @@ class CompactedService:
         await tools.progress.erase(queue.log_key, tools.progress.forget(queue.log_key, last))
         batch = Batch()
         batch.delete(QUEUES, queue.owner)
-        await tools.store.write(batch)
-        tools.queues.count -= 1
+        await tools.queues.forget(queue, batch)
         tools.counters["deleted"] += 1
         queue.reached(last)
         for consumer in list(queue.consumers):
             consumer.restart()
 
 
-def _consumer(client: str, stored: Stored | None, consumer: Consumer | None, numbers: Sequence[int]) -> ConsumerView:
+def _result(answer: RewindAnswer) -> RewindView:
+    if answer.view is not None:
+        return answer.view
+    raise (BadOptionsError if answer.bad_options else ConflictError)(answer.problem)
+
+
+def _consumer(client: str, stored: Stored | None, in_flight: int | None, numbers: Sequence[int]) -> ConsumerView:
     number = stored.number if stored is not None else 0
     return ConsumerView(
         client=client,
-        connected=consumer is not None,
+        connected=in_flight is not None,
         progress=number,
         acked_at=stored.time if stored is not None else None,
         waiting=len(numbers) - bisect_right(numbers, number),
-        in_flight=len(consumer.feed.inflight) if consumer is not None else 0,
+        in_flight=in_flight or 0,
     )
 
 

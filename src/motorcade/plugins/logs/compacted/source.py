@@ -76,13 +76,13 @@ class CompactedSource(Reader):
             return False
         self.filter = subscription.filter
         queue = self.queue = self._tools.queues.open(*found)
-        queue.consumers[self] = None
+        queue.enter(self)
         if self.open(queue.log_key):
             self.ready()
         return True
 
     def ready(self) -> None:
-        if self not in self.queue.consumers or self.log is not None or not self._tools.queues.serving:
+        if self not in self.queue.consumers or self.log is not None:
             return
         if self.queue.known:
             self._begin()
@@ -105,6 +105,7 @@ class CompactedSource(Reader):
         if done > queue.tail:  # the store has lost what it had promised to keep: nothing new must be missed
             self._tools.log.warning("ecq_progress_ahead", queue=queue.owner, progress=done, last=queue.tail)
             done = queue.tail
+            self.store.rewind(progress, done)
         self.cursor = Cursor()
         self.cursor.begin(done)
         self._replaced.clear()
@@ -113,7 +114,7 @@ class CompactedSource(Reader):
         self.read(queue)
 
     def unsubscribe(self, filter_: str, why: Why) -> None:  # noqa: ARG002 - there is one
-        self.queue.consumers.pop(self, None)
+        self.queue.leave_out(self)
         self.halt()
         if why is not Why.UNSUBSCRIBED:
             # What was in flight is taken back. What of it was replaced is not in the queue any more, so it must not
@@ -122,7 +123,7 @@ class CompactedSource(Reader):
 
     def terminate(self) -> None:
         if self._open:
-            self.queue.consumers.pop(self, None)
+            self.queue.leave_out(self)
             self.halt()
             self.store.remove(self.progress, self.name, self.cursor)
             self.close()
