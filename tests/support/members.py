@@ -35,7 +35,7 @@ from motorcade.commit import Commit, joined
 from motorcade.core.errors import MotorcadeError
 from motorcade.extension.cluster import AskError, AskHandler, End, ItemHandler, MemberView, NoteHandler, Peer, Reload
 from motorcade.extension.plugin import Loaded, Plugins
-from motorcade.storage.ports import Batch, FeedTail, Store, Written
+from motorcade.storage.ports import Batch, FeedTail, Store, StreamAppend, Watcher, Written
 from tests.support.held_store import HeldStore
 from tests.support.virtual import Clock, MemoryNode, Turns
 
@@ -296,12 +296,42 @@ class MemberStore:
     def __init__(self, store: HeldStore) -> None:
         self._store = store
         self.dead = False
+        self.streams = MemberStreams(store)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def write(self, batch: Batch) -> Commit[Written]:
-        return Commit() if self.dead else self._store.write(batch)
+        if self.dead:
+            return Commit()
+        commit = self._store.write(batch)
+        names = [step.stream for step in batch.steps if isinstance(step, StreamAppend)]
+        if names:
+            commit.then(lambda: self.streams.tell(names, commit))
+        return commit
+
+
+class MemberStreams:
+    """The streams of the store, as one member uses them: what others append, the store does not tell it."""
+
+    def __init__(self, store: HeldStore) -> None:
+        self._store = store
+        self._watchers: list[Watcher] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store.streams, name)
+
+    def watch(self, told: Watcher) -> Callable[[], None]:
+        self._watchers.append(told)
+        return lambda: self._watchers.remove(told)
+
+    def tell(self, names: Sequence[str], commit: Commit[Written]) -> None:
+        """Tell what this member has appended, when it is stored."""
+        if commit.error is not None:
+            return
+        for name, offsets in zip(names, commit.result.offsets, strict=True):
+            for told in self._watchers:
+                told(name, offsets[-1])
 
 
 class MemberNode(MemoryNode):

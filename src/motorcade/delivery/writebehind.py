@@ -57,6 +57,7 @@ class WriteBehind(Generic[T]):
         self._urgent: dict[T, None] = {}  # to be written now
         self._flying: dict[T, None] = {}  # being written
         self._writing = False  # a batch is in flight, though all that it has may be dropped meanwhile
+        self._written_commit: Commit[None] | None = None  # somebody waits for that batch
         self._waiters: dict[T, list[Commit[None]]] = {}  # of `flush`
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
@@ -101,6 +102,14 @@ class WriteBehind(Generic[T]):
         self._waiters.setdefault(record, []).append(commit)
         self.hurry(record)
         return commit
+
+    def idle(self) -> Commit[None]:
+        """Return a commit that is done when the batch that is in flight now, if there is one, has ended."""
+        if not self._writing:
+            return Commit.stored(None)
+        if self._written_commit is None:
+            self._written_commit = Commit()
+        return self._written_commit
 
     def hurry_changed(self, record: T) -> None:
         """Write it now if it waits for the interval."""
@@ -164,6 +173,9 @@ class WriteBehind(Generic[T]):
             self._write_soon()
         for waiter in waiters:
             waiter.finish(commit.error)
+        if self._written_commit is not None:
+            over, self._written_commit = self._written_commit, None
+            over.finish()
         if self._idle is not None:
             self._settled()
 

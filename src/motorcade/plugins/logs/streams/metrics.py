@@ -13,6 +13,12 @@ COUNTS: Final = (
         "event",
         same("appended", "read", "trimmed", "found_late", "refused", "expired", "too_large", "dropped_qos0"),
     ),
+    Counts(
+        "stream_hints_total",
+        "Ends of streams told to other nodes; untold are streams beyond the number that is kept of one node's readers.",
+        "outcome",
+        {"ends_told": "told", "untold": "untold"},
+    ),
     Counts("stream_trimmed_bytes_total", "Bytes of records that the retention removed.", "", same("trimmed_bytes")),
     Counts(
         "stream_failures_total",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -25,10 +26,12 @@ from motorcade.plugins.logs.streams.options import StreamsConfig
 from motorcade.plugins.logs.streams.position import PREFIX, read_wish
 from motorcade.plugins.logs.streams.reader import StreamSource
 from motorcade.plugins.logs.streams.service import StreamService
-from motorcade.storage.ports import StoreFullError
+from motorcade.plugins.logs.streams.stream import Stream
+from motorcade.storage.ports import StoreError, StoreFullError
 
 LATE: Final = -900  #: priority on `message.publish`: after all that may change the message, before retained
 SERVICE: Final = "streams"
+LOOK_PATIENCE: Final = 0.8  #: seconds that a SUBACK waits for the ends of its streams; less than hooks may take
 
 
 class StreamsPlugin(Plugin):
@@ -43,9 +46,7 @@ class StreamsPlugin(Plugin):
 
     def __init__(self, context: Context, config: StreamsConfig) -> None:
         super().__init__(context, config)
-        self.streams = StreamService(
-            context.store, config, context.hub.now, context.spawn, context.counters, context.log, self._rebind
-        )
+        self.streams = StreamService(context, config, self._rebind)
 
     async def start(self) -> None:
         await self.streams.start(self.config.stream)
@@ -137,10 +138,35 @@ class StreamsPlugin(Plugin):
     # -- out
 
     @hook("client.subscribe")
-    def on_subscribe(self, _client: ClientInfo, _properties: UserProperties, wanted: list[Any]) -> Continue | None:
+    def on_subscribe(
+        self, _client: ClientInfo, _properties: UserProperties, wanted: list[Any]
+    ) -> Continue | Awaitable[Continue | None] | None:
         """Judge what begins with `$stream/`."""
         judged = [self._judge(each) for each in wanted]
-        return None if all(new is old for new, old in zip(judged, wanted, strict=True)) else Continue(judged)
+        answer = None if all(new is old for new, old in zip(judged, wanted, strict=True)) else Continue(judged)
+        if self.context.cluster is None:
+            return answer
+        streams = [stream for stream in map(self._stream_of, judged) if stream is not None]
+        return self._look_before(streams, answer) if streams else answer
+
+    def _stream_of(self, judged: Any) -> Stream | None:
+        """Return the stream that a granted subscription reads, if it is declared."""
+        granted = judged.outcome if isinstance(judged, Verdict) else judged
+        if not isinstance(granted, Subscription) or not granted.filter.startswith(PREFIX):
+            return None
+        return self.streams.stream(read_wish(granted).name)
+
+    async def _look_before(self, streams: Sequence[Stream], answer: Continue | None) -> Continue | None:
+        """Find the ends of streams before the SUBACK, so that `latest` is what comes after it, on whatever member."""
+        for stream in streams:
+            try:
+                async with asyncio.timeout(LOOK_PATIENCE):
+                    await stream.look_at_tail()
+            except (StoreError, TimeoutError) as error:  # it begins where the stream was known to end
+                self.context.counters["read_failed"] += 1
+                self.context.log.warning("stream_end_not_read", stream=stream.name, error=str(error))
+                break
+        return answer
 
     def _judge(self, asked: Any) -> Any:
         subscription = asked.outcome if isinstance(asked, Verdict) else asked
@@ -175,6 +201,11 @@ class StreamsPlugin(Plugin):
     @hook("session.discarded")
     def on_discarded(self, client: ClientInfo) -> None:
         """Forget a client's places, likewise."""
+        self.streams.progress.end_client(client.client_id)
+
+    @hook("session.left")
+    def on_left(self, client: ClientInfo) -> None:
+        """Forget a client's places, since it may go on on another node; what is committed is read when it is back."""
         self.streams.progress.end_client(client.client_id)
 
 

@@ -65,6 +65,9 @@ class ReadableStreams(Protocol):
     def find_time(self, stream: Stream, time: float, found: Callable[[int | None], None]) -> None:
         """Look a time up, and say after which offset it begins; None if that fails."""
 
+    def find_end(self, stream: Stream, found: Callable[[bool], None]) -> None:
+        """Look where a stream ends, and say whether that has succeeded; its `tail` is right then."""
+
     def now(self) -> float: ...
 
     def count(self, event: str, times: int = 1) -> None: ...
@@ -183,8 +186,10 @@ class StreamSource(Reader):
         progress = self.progress
         progress.gather()
         if cursor.position is None and progress.exists:
-            after = progress.number if progress.ahead else min(progress.number, stream.tail)
-            self._begin(stream, after, ahead=progress.ahead)
+            if progress.ahead or progress.number <= stream.tail:
+                self._begin(stream, progress.number, ahead=progress.ahead, anew=False)
+            else:  # another member has appended; or the store has lost the end of the stream
+                self._service.find_end(stream, lambda known: self._found_end(stream, known=known))
             return
         position = cursor.position or cursor.otherwise
         if position.origin is Origin.TIME:
@@ -193,9 +198,9 @@ class StreamSource(Reader):
             after = 0 if position.origin is Origin.EARLIEST else int(position.value) - 1
             self._begin(stream, after, ahead=after > stream.tail)
 
-    def _begin(self, stream: Stream, after: int, *, ahead: bool) -> None:
+    def _begin(self, stream: Stream, after: int, *, ahead: bool, anew: bool = True) -> None:
         self.cursor.begin(after, ahead=ahead)
-        self.store.begin(self.progress)
+        self.store.begin(self.progress, anew=anew)
         self.read(stream)
 
     def _begin_at(self, stream: Stream, time: float) -> None:
@@ -205,6 +210,15 @@ class StreamSource(Reader):
             self._timer = self.feed.send_later(min(wait, LONGEST), BEGIN)
         else:
             self._service.find_time(stream, time, lambda after: self._found(stream, after))
+
+    def _found_end(self, stream: Stream, *, known: bool) -> None:
+        """Go on where the client was, or at the end of a stream that has lost more."""
+        if self._stream is not stream or self.log is not None or not self.attached:
+            return  # ended meanwhile
+        if known:
+            self._begin(stream, min(self.progress.number, stream.tail), ahead=False, anew=False)
+        else:
+            self._timer = self.feed.send_later(RETRY, BEGIN)
 
     def _found(self, stream: Stream, after: int | None) -> None:
         if self._stream is not stream or self.log is not None or not self.attached:

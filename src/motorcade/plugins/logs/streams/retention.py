@@ -4,6 +4,10 @@ Each stream knows in memory how old its oldest record is and how much it holds, 
 comparison per interval. A stream that grows clearly beyond its bounds is looked at at once; what is too old goes with
 the next look, which comes within a hundredth of the retention or one interval. What is to go goes in steps of
 `trim_budget` records, with a turn of the event loop between them. While no stream is declared, nothing runs.
+
+Of several members the steward of a stream's cell trims it. It looks up once per interval what the others have appended;
+a member that sees a stream grow clearly beyond its bounds tells it (`tails`). Two members that both take themselves for
+the steward, while one comes or goes, do no harm: what is to go is gone after the first of them.
 """
 
 from __future__ import annotations
@@ -31,6 +35,13 @@ class TrimmableStreams(Protocol):
     progress: ProgressStore
 
     def now(self) -> float: ...
+
+    @property
+    def shared(self) -> bool:
+        """Return True if other members may append and trim too."""
+
+    def keeps(self, stream: Stream) -> bool:
+        """Return True if this member trims a stream."""
 
 
 class Trimmer:
@@ -63,6 +74,12 @@ class Trimmer:
         """Look now."""
         self._wake.set()
 
+    def members_changed(self) -> None:
+        """Look at all streams now: others may be for this member to trim."""
+        for stream in self._service.streams():
+            stream.refreshed = 0.0
+        self._wake.set()
+
     async def run(self) -> None:
         """Trim until cancelled."""
         while True:
@@ -83,7 +100,9 @@ class Trimmer:
             if stream.options is not None and stream.options.retention:
                 pause = max(SHORTEST, stream.options.retention / 100)
                 # Progress is to be swept several times in a retention, whether there are records or not.
-                due = min(stream.outdated_at() - now, stream.options.retention / SWEEPS)
+                due = stream.options.retention / SWEEPS
+                if self._service.keeps(stream):
+                    due = min(stream.outdated_at() - now, due)
                 patience = min(patience, max(pause, due))
         return patience
 
@@ -92,9 +111,13 @@ class Trimmer:
         self._service.progress.sweep()
         for stream in self._service.streams():
             try:
-                await stream.look()
+                keeps, now = self._service.keeps(stream), self._service.now()
+                if self._service.shared and (stream.refreshed + self._interval <= now or (keeps and stream.uncounted)):
+                    await stream.refresh(whole=keeps)
+                else:
+                    await stream.look()
                 now = self._service.now()
-                if not stream.closed and (stream.overflows() or stream.outdated_at() <= now):
+                if keeps and not stream.closed and (stream.overflows() or stream.outdated_at() <= now):
                     await self._trim(stream, now)
                 self._failing = False
             except StoreError as error:

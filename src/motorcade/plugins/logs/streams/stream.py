@@ -7,9 +7,10 @@
 `tail` is the last offset that is known to be in the store. A reader that stands there costs nothing until it moves. A
 reader that stands before it finds a page, or asks for one (`load`); those who ask for the same one share the read.
 
-Rule 1: the tail follows every append to the stream, whichever part of the node makes it: the store tells (`told`).
-Rule 2: what the store cannot tell (a write of unknown outcome, another process) is found by `look`: while readers wait
-        at the tail, at least once per `trim_interval`.
+Rule 1: the tail follows every append to the stream, whichever part of the node makes it: the store tells (`told`). Of
+        the appends of other members these tell (`tails`), while there are readers here.
+Rule 2: what nobody has told of (a write of unknown outcome, another process, a hint that was lost) is found by `look`:
+        while readers wait at the tail, at least once per `trim_interval`, and every second beside other members.
 Rule 3: what waits for the store is bounded, over all streams together (`AppendBacklog`). What does not fit is refused
         with `StoreFullError`, which the publisher hears.
 """
@@ -89,16 +90,19 @@ class Shared:
     now: Callable[[], float]
     counters: Counter[str]
     log: structlog.stdlib.BoundLogger
-    trim_soon: Callable[[], None]  #: called when a stream has clearly more than it may have, or is no longer empty
+    trim_soon: Callable[[Stream], None]  #: called when one has clearly more than it may have, or is no longer empty
+    moved: Callable[[str], None]  #: called when it was trimmed
+    reads: Callable[[str, bool], None]  #: called when its first reader has come, and when the last one has gone
 
 
 class Stream:
     """A stream, while it is declared."""
 
-    def __init__(self, name: str, options: StreamOptions | None, origin: str, shared: Shared) -> None:
+    def __init__(self, name: str, options: StreamOptions | None, origin: str, shared: Shared, made: int = 0) -> None:
         self.name = name
         self.options = options  #: None: it is bound to no topics and keeps what its owner lets it keep
         self.origin = origin
+        self.made = made  #: another number for each stream of this name; 0: not known
         self.pages = Pages(shared.cache)
         self.readers: set[Reader] = set()
         self.tail = 0
@@ -109,6 +113,7 @@ class Stream:
         self.time = 0.0  #: of the last record
         self.closed = False  #: deleted, or no longer declared
         self.uncounted = False  #: others have appended: `records`, `size_bytes` and `first` are to be looked up
+        self.refreshed = 0.0  #: when that was done last because of other members
         self._shared = shared
         self._store = shared.store.streams
         self._counters = shared.counters
@@ -145,6 +150,19 @@ class Stream:
         self.records = max(0, self.records - records)
         self.size_bytes = max(0, self.size_bytes - size_bytes)
         await self._look_at_first()
+        self.pages.forget_before(self.first or self.tail + 1)
+        self._shared.moved(self.name)
+
+    async def refresh(self, *, whole: bool) -> None:
+        """Count what other members have appended and trimmed; `whole`: and look how old it is."""
+        self.refreshed = self._shared.now()
+        if whole:
+            self.uncounted = False
+            await self.open()
+        else:
+            info = await self._store.info(self.name)
+            self.first, self.records, self.size_bytes = info.first, info.records, info.size_bytes
+            self._reached(info.last)
         self.pages.forget_before(self.first or self.tail + 1)
 
     def close(self) -> None:
@@ -235,7 +253,7 @@ class Stream:
         self.uncounted = self.uncounted or offsets[0] > self.tail + 1
         self._reached(offsets[-1])
         if was_empty or self.overflows(SLACK):
-            self._shared.trim_soon()
+            self._shared.trim_soon(self)
 
     def _failed(self, count: int, error: BaseException) -> None:
         self._counters["append_failed"] += count
@@ -245,13 +263,21 @@ class Stream:
             self._failing = True
             self._shared.log.error("stream_append_failed", stream=self.name, error=str(error) or repr(error))
 
-    def told(self, last: int) -> None:
-        """Note that the store has records up to an offset now.
+    def told(self, last: int, first: int = 0) -> None:
+        """Note that the store has records up to an offset now, and those before `first` no longer.
 
         While an append of ours is under way, that may be the one: readers hear of it when its page is there.
         """
         self._told = max(self._told, last)
+        if first > self.first:
+            self.first, self.uncounted = first, True
+            self.pages.forget_before(first)
         self._follow()
+
+    @property
+    def last(self) -> int:
+        """Return the last offset that is known to be in the store, though its page may not be there yet."""
+        return max(self.tail, self._told)
 
     def _follow(self) -> None:
         if self._told > self.tail and not self._flying:
@@ -267,14 +293,23 @@ class Stream:
             except BaseException:
                 self.uncounted = True  # the next look counts
                 raise
-        elif self._waiting and not self._flying:
-            tail = self.tail
-            info = await self._store.info(self.name)
-            if info.last > self.tail:
-                if self.tail == tail:
-                    self._counters["found_late"] += 1
-                self.uncounted = True
-                self._reached(info.last)
+        elif self.awaited:
+            await self.look_at_tail()
+
+    @property
+    def awaited(self) -> bool:
+        """Return True while readers wait at the tail, and nothing is under way that would tell them more."""
+        return bool(self._waiting) and not self._flying
+
+    async def look_at_tail(self) -> None:
+        """Find out where the stream ends, beyond what was told (rule 2)."""
+        tail, waited = self.tail, self.awaited
+        info = await self._store.info(self.name)
+        if info.last > self.tail:
+            if waited and self.tail == tail:
+                self._counters["found_late"] += 1
+            self.uncounted = True
+            self._reached(info.last)
 
     def overflows(self, slack: float = 1.0) -> bool:
         """Return True if there is more than there may be, times `slack`."""
@@ -305,9 +340,14 @@ class Stream:
 
     def join(self, reader: Reader) -> None:
         self.readers.add(reader)
+        if len(self.readers) == 1:
+            self._shared.reads(self.name, True)
 
     def leave(self, reader: Reader) -> None:
-        self.readers.discard(reader)
+        if reader in self.readers:
+            self.readers.remove(reader)
+            if not self.readers:
+                self._shared.reads(self.name, False)
         self._waiting.discard(reader)
         self._is_behind(reader, behind=False)
         for asking in self._loading.values():

@@ -18,6 +18,18 @@ class ReaderView(msgspec.Struct, frozen=True, kw_only=True):
     offset: int  #: everything up to it was acknowledged
     lag: int  #: records after it, or nearly: offsets may have gaps
     in_flight: int = 0
+    node: str = ""  #: that it is connected to, with several nodes
+
+
+class ReadingSummary(msgspec.Struct, array_like=True, frozen=True):
+    """How a stream is read on one member."""
+
+    readers: int
+    lowest: int  #: offset of the one that is farthest behind
+
+    def beside(self, other: ReadingSummary) -> ReadingSummary:
+        """Return the same of two members together."""
+        return ReadingSummary(self.readers + other.readers, min(self.lowest, other.lowest))
 
 
 class StreamView(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,3 +48,4 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
     readers: int  #: subscriptions, those of clients that are away too
     lag: int  #: of the reader that is farthest behind
     reading: tuple[ReaderView, ...] = ()  #: only in the view of one stream; clients without a subscription too
+    unanswered: dict[str, str] = {}  #: nodes whose readers are missing, since they did not answer, and why
