@@ -142,8 +142,8 @@ class Elsewhere:
 
     @property
     def chooses(self) -> bool:
-        """Return True if the member of some group that gets the next message is not here."""
-        return any(not group.online for group in self.groups)
+        """Return True if the member of some group that gets the next message may be on another node."""
+        return any(not group.online or group.connected_elsewhere(self.asleep) for group in self.groups)
 
 
 class Route:
@@ -260,12 +260,14 @@ def _by_qos(targets: list[Target[Session]]) -> tuple[Receivers, Receivers, Recei
 class SharedGroup:
     """Members of `$share/{group}/{filter}`; a message goes to one of them. [MQTT-4.8.2-4]
 
-    One that is connected here goes first, then one that is connected elsewhere. For a durable member elsewhere the
-    message is stored; of the others only their number is known, and their node chooses among them.
+    Connected members go first, on whichever node: each gets its share, by the number of members of each node. For a
+    durable member elsewhere the message is stored; of the others only their number is known, and their node chooses
+    among them. With `hash_topic` and `hash_client` all nodes choose the same member.
     """
 
     __slots__ = (
         "_by_room",
+        "_hashed",
         "_next",
         "_pick",
         "_pick_any",
@@ -286,6 +288,7 @@ class SharedGroup:
         self._next = 0
         self._sticky: Any = None
         self._by_room = strategy in ("round_robin", "random", "least_inflight")  # the others keep to their member
+        self._hashed = strategy.startswith("hash_")
         # Not bound: a group that refers to itself would wait for a full collection.
         self._pick: Callable[[SharedGroup, list[Any], str, str], Any] = STRATEGIES[strategy]
         #: How busy members elsewhere are is not known here.
@@ -337,34 +340,80 @@ class SharedGroup:
         qos: int,
         without: Session | None = None,
         asleep: Callable[[Subscriber], bool] = bool,
+        me: str = "",
     ) -> Session | Subscriber | GroupPeer | None:
         """Return the member that gets the next message: a connected one if there is any, else one that stores it.
 
-        `asleep` says whether a session is attached to no member of the cluster.
+        `asleep` says whether a session is attached to no member of the cluster; `me` is the id of this one.
         """
         online = [s for s in self.members if s.online and s is not without]
-        if online:
-            if self._by_room:
-                online = [s for s in online if s.ready and len(s.inflight) < s.limit] or online
-            return cast("Session", self._pick(self, online, topic, publisher))
-        others: list[Session | Subscriber | GroupPeer] = []
-        if self.spread:
-            for there, live, durable in self.peers.values():
-                others += [there] * (live if qos else live + durable)
-            if qos:
-                others += (s for s, options in self.subscribers.items() if options.qos and not asleep(s))
-        if not others and qos:
-            others += (s for s in self.members if s is not without)
-            others += (s for s in self.subscribers if asleep(s))
-        if not others:
+        if not self.spread:
+            if online:
+                return cast("Session", self._pick(self, self._with_room(online), topic, publisher))
+        elif self._hashed:
+            slots = self._slots(online, qos, asleep, me)
+            if slots:
+                chosen = self._pick(self, slots, topic, publisher)
+                return self.choose_here(topic, publisher, qos=qos, without=without) if chosen is None else chosen
+        else:
+            there = self._elsewhere(qos, asleep)
+            if online or there:
+                free = self._with_room(online, otherwise=not there)
+                chosen = cast(
+                    "Session | Subscriber | GroupPeer", self._pick_any(self, [*free, *there], topic, publisher)
+                )
+                if self._pick is self._pick_any or not isinstance(chosen, Session):
+                    return chosen
+                return cast("Session", self._pick(self, free, topic, publisher))
+        if not qos:
+            return None
+        sleeping: list[Session | Subscriber] = [s for s in self.members if s is not without]
+        sleeping += (s for s in self.subscribers if asleep(s))
+        if not sleeping:
             return None
         pick = self._pick_any if self.spread else self._pick
-        return cast("Session | Subscriber | GroupPeer", pick(self, others, topic, publisher))
+        return cast("Session | Subscriber", pick(self, sleeping, topic, publisher))
 
-    def choose_here(self, topic: str, publisher: str, *, qos: int) -> Session | None:
-        """Return the member that gets a message for which a peer has chosen this node; None if it has no member."""
+    def connected_elsewhere(self, asleep: Callable[[Subscriber], bool]) -> bool:
+        """Return True if a member is connected to another node."""
+        return bool(self.peers) or not all(map(asleep, self.subscribers))
+
+    def _with_room(self, online: list[Session], *, otherwise: bool = True) -> list[Session]:
+        """Return the members that have room in their window; all of them if none has and `otherwise`."""
+        if not self._by_room:
+            return online
+        free = [s for s in online if s.ready and len(s.inflight) < s.limit]
+        return free or (online if otherwise else free)
+
+    def _elsewhere(self, qos: int, asleep: Callable[[Subscriber], bool]) -> list[Session | Subscriber | GroupPeer]:
+        """Return the members that are connected to other nodes."""
+        others: list[Session | Subscriber | GroupPeer] = []
+        for there, live, durable in self.peers.values():
+            others += [there] * (live if qos else live + durable)
+        if qos:
+            others += (s for s, options in self.subscribers.items() if options.qos and not asleep(s))
+        return others
+
+    def _slots(
+        self, online: list[Session], qos: int, asleep: Callable[[Subscriber], bool], me: str
+    ) -> list[Session | Subscriber | GroupPeer | None]:
+        """Return the connected members, in the same order on each node; None: one of those here that are counted."""
+        lasting = [s for s in online if s.durable is not None and min(qos, self.members[s].qos)]
+        nodes: dict[str, list[GroupPeer | None]] = {me: [None] * (len(online) - len(lasting))}
+        for peer, (there, live, durable) in self.peers.items():
+            nodes[peer.id] = [there] * (live if qos else live + durable)
+        known: list[Session | Subscriber] = list(lasting)
+        if qos:
+            known += (s for s, options in self.subscribers.items() if options.qos and not asleep(s))
+        known.sort(key=lambda session: session.client_id)
+        return [*(slot for node in sorted(nodes) for slot in nodes[node]), *known]
+
+    def choose_here(self, topic: str, publisher: str, *, qos: int, without: Session | None = None) -> Session | None:
+        """Return the member that gets a message for which this node is chosen; None if it has no member."""
         online = [
-            s for s, wanted in self.members.items() if s.online and (s.durable is None or not min(qos, wanted.qos))
+            s
+            for s, wanted in self.members.items()
+            if s.online and s is not without and (s.durable is None or not min(qos, wanted.qos))
         ]
         return cast("Session", self._pick(self, online, topic, publisher)) if online else None
 
@@ -866,8 +915,10 @@ class PubSub:
             members: Iterable[Session | Subscriber] = (*group.members, *group.subscribers)
             member = next((member for member in members if member.client_id == again), None)
         if member is None:
-            asleep = self.relay.asleep if self.relay is not None else bool
-            member = group.choose(message.topic, message.publisher, qos=message.qos, without=without, asleep=asleep)
+            asleep, me = (self.relay.asleep, self.relay.cluster.me) if self.relay is not None else (bool, "")
+            member = group.choose(
+                message.topic, message.publisher, qos=message.qos, without=without, asleep=asleep, me=me
+            )
         if member is None:
             return None
         if isinstance(member, GroupPeer):

@@ -882,18 +882,50 @@ def test_ids_of_qos_2_messages_are_remembered_for_an_hour_or_as_many_as_there_is
 # --- shared groups ------------------------------------------------------------------------------------------------
 
 
-def test_members_of_a_group_that_are_here_go_first(members: Members) -> None:
-    a, b, _ = members.nodes
-    here, there = a.client("here"), b.client("there")
-    for client in (here, there):
+def test_each_member_of_a_group_gets_its_share_wherever_it_is(members: Members) -> None:
+    """Two of four are where the publisher is; one of the others is durable."""
+    a, b, c = members.nodes
+    clients = [a.client("c1"), a.client("c2"), b.client("c3"), sleeper(c, "c4", ("$share/g/t", 1))]
+    for client in clients[:3]:
         client.node.subscribe(client, ("$share/g/t", 1))
+    for _ in range(20):
+        a.client("p").publish("t", b"x")
+    assert [5, 5, 5, 5] == [len(payloads(client)) for client in clients]
+    clients[0].disconnect()
+    clients[1].disconnect()
     for number in range(6):
         a.client("p").publish("t", b"%d" % number, number % 3)
-    assert 6 == len(payloads(here))
-    here.disconnect()
-    for number in range(6):
-        a.client("p").publish("t", b"%d" % number, number % 3)
-    assert [(b"%d" % n, min(n % 3, 1)) for n in range(6)] == [(bytes(m.payload), m.qos) for m in all_of(there)]
+    assert 6 == len(payloads(clients[2])) + len(payloads(clients[3]))
+
+
+def test_a_member_here_without_room_leaves_messages_to_members_elsewhere(members: Members) -> None:
+    a, b, _ = members.nodes
+    full, free = a.client("full", receive_maximum=1), b.client("free")
+    for client in (full, free):
+        client.node.subscribe(client, ("$share/g/t", 1))
+    for _ in range(10):
+        a.client("p").publish("t", b"x")
+    taken = [packet for packet in full.take() if isinstance(packet, Publish)]  # none is acknowledged
+    assert [1, 9] == [len(taken), len(payloads(free))]
+
+
+@pytest.mark.parametrize("strategy", ["hash_topic", "hash_client"])
+def test_a_hash_chooses_the_same_member_on_each_node(strategy: str) -> None:
+    members = Members(3, SessionOptions(shared_strategy=strategy))
+    with standing(members.clock):
+        clients = [node.client(f"c{number}") for number, node in enumerate(members.nodes * 2)]
+        clients += [sleeper(node, f"s{number}", ("$share/g/+", 1)) for number, node in enumerate(members.nodes)]
+        for client in clients[:6]:
+            client.node.subscribe(client, ("$share/g/+", 1))
+        for number in range(30):
+            for node in members.nodes:
+                publisher = node.client(f"p{number}")
+                publisher.publish(f"t{number}", b"%d" % number, 1)
+        got = [payloads(client) for client in clients]
+        assert 90 == sum(map(len, got))
+        for number in range(30):
+            assert 1 == sum(b"%d" % number in found for found in got), "one member has all three"
+        assert sum(map(bool, got)) > 4
 
 
 def test_members_of_a_group_elsewhere_get_their_share(members: Members) -> None:
