@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from . import cluster, ecq, fanout, sources
+from . import cluster, ecq, fanout, instructions, sources
 from .brokers import BROKERS, Broker, Custom, Motorcade
 from .machine import BenchError, alone, compile_generator, describe, exit_code, parse_cores, raise_open_files
 from .measure import Bench, Plan
@@ -28,8 +28,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="bench/run",
         description="Measures Motorcade beside mosquitto, aedes and amqtt, and prints a report in Markdown.",
         epilog="`bench/run sources` measures queues and streams beside live routing, `bench/run fanout` the fan-out "
-        "beside a loop of PUBLISHes, `bench/run ecq` compacted queues, `bench/run cluster` several nodes; each has a "
-        "--help of its own.",
+        "beside a loop of PUBLISHes, `bench/run ecq` compacted queues, `bench/run cluster` several nodes, `bench/run "
+        "instructions` the instructions of the main paths; each has a --help of its own.",
     )
     parser.add_argument("--quick", action="store_true", help="few workloads, one short round")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these workloads (see --list); * stands for anything")
@@ -135,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ecq.main(words[1:])
     if words[:1] == ["cluster"]:
         return cluster.main(words[1:])
+    if words[:1] == ["instructions"]:
+        return instructions.main(words[1:])
     args = _parser().parse_args(words)
     if args.list:
         for workload in WORKLOADS.values():
