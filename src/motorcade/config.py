@@ -150,6 +150,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     lease: Annotated[float, msgspec.Meta(ge=0.5, le=600)] = 3.0  #: seconds of silence after which a node counts as dead
     #: seconds for which a node may rely on what it knows of the others; more than `lease` + 1
     view_lease: Annotated[float, msgspec.Meta(gt=1.5, le=1200)] = 5.0
+    #: clients per second that a node sends away when it is drained; more if stopping leaves less time
+    drain_rate: Annotated[float, msgspec.Meta(ge=0.1, le=1_000_000)] = 500.0
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -39,6 +39,7 @@ from motorcade.extension.declared import BadOptionsError, ConflictError, Declare
 from motorcade.extension.hooks import POINTS, Hooks
 from motorcade.extension.metrics import Family, Table
 from motorcade.extension.plugin import Loaded, Plugins, available
+from motorcade.node_control import LocalNode, NodeEntry, NodeList, NodeOrder, Nodes
 from motorcade.storage.housekeeping import Housekeeping, SweepCounters
 from motorcade.storage.ports import Store, StoreCondition, StoreError, StoreFigures
 from motorcade.tasks import label_of
@@ -97,6 +98,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     ready: bool
     reasons: list[str]  #: why not, in plain words
+    degraded: list[str]  #: what a member of a cluster cannot do now, and none of the others could do instead
     details: list[str]  #: the same for the operator
 
 
@@ -178,6 +180,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
     withdrawn: dict[str, int]
     cluster: dict[str, dict[str, int]]  #: family: kind of item: messages; empty: the node is alone
+    moves: dict[str, int]  #: of clients between members; empty: the node is alone
     refused: dict[str, int]
     protocol_errors: dict[str, int]
     session_events: dict[str, int]
@@ -223,6 +226,16 @@ class Copyable(Protocol):
     async def backup(self, to: Path) -> None: ...
 
 
+class Membership(Protocol):
+    """The membership of this node in a cluster."""
+
+    def troubles(self) -> list[tuple[str, str]]:
+        """Return why clients should be sent to other members: in plain words, and for the operator."""
+
+    def metrics(self) -> list[Family]:
+        """Return what is measured of members, links and feeds."""
+
+
 Reload = Callable[[], Awaitable[ReloadView]]
 
 
@@ -236,6 +249,8 @@ class Control:
         self.plugin_paths: Sequence[str] = ()  #: folders that callers may load plugins from; set by the node
         self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
         self.directory: Directory = LocalClients(broker)  #: of the whole cluster, once this node is a member
+        self.nodes: Nodes = LocalNode(broker)  #: likewise
+        self.membership: Membership | None = None  #: of this node in its cluster; set by the node
         self._broker = broker
         self._broker_state = broker.state
         self._plugins = plugins
@@ -264,6 +279,20 @@ class Control:
     async def kick(self, client_id: str) -> Kicked:
         """Send a client away; what was done. If it is away already, its session is removed and its will published."""
         return await self.directory.kick(client_id)
+
+    # -- nodes
+
+    async def list_nodes(self) -> NodeList:
+        """Return all nodes of the cluster, this one first."""
+        return await self.nodes.list()
+
+    async def show_node(self, name: str) -> NodeEntry:
+        """Return one node by its name, or by the id of the member that it is; `NotFoundError`."""
+        return await self.nodes.show(name)
+
+    async def order_node(self, name: str, order: NodeOrder) -> NodeEntry:
+        """Have a node do something: send its clients away, take them again, leave; how it is then."""
+        return await self.nodes.order(name, order)
 
     # -- plugins
 
@@ -490,12 +519,21 @@ class Control:
         """Return whether the node serves clients and can keep what they send. An answer means that the loop turns."""
         reasons: list[str] = []
         details: list[str] = []
+        degraded: list[str] = []
         if self.state is not NodeState.READY:
             reasons.append(f"the node is {self.state}")
             details.append(reasons[0])
+        elif self._broker_state.draining:
+            reasons.append(self._broker_state.draining)
+            details.append(reasons[0])
+        if self.membership is not None:
+            for reason, detail in self.membership.troubles():
+                reasons.append(reason)
+                details.append(detail)
         condition = self.store.condition() if self.store is not None else None
         if condition is not None and condition.trouble:
-            reasons.append(f"the store {condition.trouble}")
+            # Members share it: whatever one cannot store now, the others cannot store either. Live messages go on.
+            (reasons if self.membership is None else degraded).append(f"the store {condition.trouble}")
             details.append(f"the store {condition.trouble}: {condition.detail}")
         sessions = self._broker_state.store
         if sessions is not None:
@@ -513,7 +551,7 @@ class Control:
             more = f" and {len(names) - MAX_TASKS} more" if len(names) > MAX_TASKS else ""
             reasons.append(f"background tasks stand still: {', '.join(names[:MAX_TASKS])}{more}")
             details += self._broker.supervisor.troubles()
-        return Health(ready=not reasons, reasons=reasons, details=details)
+        return Health(ready=not reasons, reasons=reasons, degraded=degraded, details=details)
 
     async def statistics(self) -> Statistics:
         """Return all counters and gauges."""
@@ -524,6 +562,7 @@ class Control:
             dropped=dict(stats.dropped),
             withdrawn=dict(stats.withdrawn),
             cluster=stats.cluster() if self._broker_state.relay is not None else {},
+            moves=dict(stats.moves) if self._broker_state.relay is not None else {},
             refused=dict(stats.refused),
             protocol_errors=dict(stats.protocol_errors),
             session_events=dict(stats.sessions),
@@ -531,9 +570,12 @@ class Control:
             acl={"allowed": stats.acl_allowed, "denied": stats.acl_denied},
             plugins=plugins,
             families=[
-                family
-                for loaded, view in zip(self._plugins.loaded(), plugins, strict=True)
-                for family in loaded.metrics(view.gauges)
+                *(self.membership.metrics() if self.membership is not None else ()),
+                *(
+                    family
+                    for loaded, view in zip(self._plugins.loaded(), plugins, strict=True)
+                    for family in loaded.metrics(view.gauges)
+                ),
             ],
             tables=[
                 *tables(self._broker_state),

@@ -42,17 +42,21 @@ from motorcade.cluster.member import ClusterMember, MemberOptions, ensure_alone
 from motorcade.cluster.options import LinkOptions
 from motorcade.cluster.security import link_security
 from motorcade.cluster_clients import ClusterClients
+from motorcade.cluster_nodes import ClusterNodes
 from motorcade.config import Config, LoadedConfig, addresses, differences, plugins_to_load
 from motorcade.control import Control, NodeState, ReloadView
 from motorcade.core.errors import ConfigError, MotorcadeError
 from motorcade.core.guid import GuidFactory
 from motorcade.core.redaction import without_secrets
+from motorcade.extension.cluster import MemberState
+from motorcade.extension.declared import ConflictError
 from motorcade.extension.hooks import Hooks
 from motorcade.extension.plugin import Plugins
 from motorcade.http.guard import Token
 from motorcade.http.server import HttpServer
 from motorcade.http.token import NAME as TOKEN_FILE
 from motorcade.http.token import own_token, point
+from motorcade.node_control import NodeDrain, NodeOrder
 from motorcade.storage import MEMORY, has_private_store, open_store, placed, private_store
 from motorcade.storage.housekeeping import Housekeeping
 from motorcade.storage.ports import Durability, Store, StoreAwayError
@@ -92,6 +96,7 @@ class Process:
     stopping: asyncio.Event  #: a signal has asked for the end
     lives: int = 0
     ports: dict[tuple[str, int], int] = field(default_factory=dict)  #: by kind and place in the list
+    drain: NodeOrder | None = None  #: an operator has drained this node
 
 
 class Node:
@@ -114,6 +119,7 @@ class Node:
         self.rejoins = False  #: it was found dead, and has to begin again
         self.member: ClusterMember | None = None  #: None: it has no links, and is alone
         self._attachments: Attachments | None = None
+        self._drain: NodeDrain | None = None  #: with a member only
         config = loaded.config
         hooks = Hooks()
         options = _broker_options(config)
@@ -211,6 +217,8 @@ class Node:
         for name, path, options in plugins_to_load(config):  # before the listeners: no client slips in unchecked
             await self.plugins.load(name, options, path)
         if self.member is not None:
+            self._put_together(store, self.member)
+            await self._open_control(config)  # it tells why this node takes no clients yet
             await self._join(store, self.member)
             if self.stopping.is_set():
                 return
@@ -223,7 +231,14 @@ class Node:
             await listener.open()
             self._process.ports[endpoint.kind, place] = listener.port
             self.listeners.append(listener)
-        await self._open_control(config)
+        if self._drain is not None and self._process.drain is not None:  # what it was told still holds
+            try:
+                await self._drain.order(self._process.drain)
+            except ConflictError as error:
+                self._process.drain = None
+                log.warning("drain_ends", node=self.state.options.node, reason=str(error))
+        if self.member is None:
+            await self._open_control(config)
         self._tell_certificates()
         self._keep_tidy(store)
         self.broker.start()
@@ -301,8 +316,8 @@ class Node:
                 )
             await asyncio.sleep(TTL / 4)
 
-    async def _join(self, store: Store, member: ClusterMember) -> None:
-        """Put the parts together that make this node one of several, and have it serve with the others."""
+    def _put_together(self, store: Store, member: ClusterMember) -> None:
+        """Put the parts together that make this node one of several."""
         state, broker = self.state, self.broker
         sessions = SessionStore(store, state, broker.loop, broker.flusher.later, self.tasks)
         self.session_store = state.store = state.registry.store = sessions
@@ -312,6 +327,15 @@ class Node:
         sessions.join(attachments, SubscriptionFeed(member, store, attachments, relay.subscribers))
         attachments.start()
         self.control.directory = ClusterClients(member, LocalClients(broker), attachments, store)
+        host = _DrainHost(self, member, attachments, self._process, restarts=self._siblings is not None)
+        self._drain = NodeDrain(broker, host, self._loaded.config.cluster.drain_rate, self.tasks)
+        self.control.nodes = ClusterNodes(member, self._drain)
+        self.control.membership = member
+
+    async def _join(self, store: Store, member: ClusterMember) -> None:
+        """Have this node serve with the others."""
+        assert self._attachments is not None  # noqa: S101 - `_put_together` has made them
+        attachments = self._attachments
         await member.join(self.stopping)
         self.tasks.start(Steward(member, store, attachments).run, "cluster.steward")
 
@@ -349,7 +373,8 @@ class Node:
         # Listeners first: no new client may arrive while the others are sent away.
         for listener in self.listeners:
             await listener.close()
-        await self.broker.drain(patience)
+        steady = member is not None and not self.rejoins
+        await self.broker.drain(patience, self._loaded.config.cluster.drain_rate if steady else math.inf)
         if self._attachments is not None and not self.rejoins:
             await self._detach_all(self._attachments, patience)
         await self.plugins.unload_all()
@@ -468,6 +493,64 @@ class Node:
             )
         except Exception as error:  # noqa: BLE001 - a defect: it would be lost otherwise
             self.tasks.note("node.reload", error)
+
+
+class _DrainHost:
+    """What a drain needs of its node (`node_control.DrainHost`)."""
+
+    def __init__(
+        self, node: Node, member: ClusterMember, attachments: Attachments, process: Process, *, restarts: bool
+    ) -> None:
+        self.restarts = restarts
+        self._node = node
+        self._member = member
+        self._attachments = attachments
+        self._process = process
+
+    def state(self) -> str:
+        return str(self._member.state)
+
+    async def begin_leaving(self) -> None:
+        self._ensure_others()
+        await self._member.leave()
+        try:
+            self._ensure_others()  # they may have been told the same at the same time
+        except ConflictError:
+            await self._member.take_clients()
+            raise
+
+    def _ensure_others(self) -> None:
+        others = [view for view in self._member.members() if view.id != self._member.me]
+        if not any(view.state is MemberState.LIVE for view in others):
+            raise ConflictError(
+                f"{self._member.options.name} is the only node that takes clients: no other one would serve them; "
+                "start another one first, or end this one with SIGTERM"
+            )
+
+    async def end_leaving(self) -> None:
+        await self._member.take_clients()
+
+    async def close_listeners(self) -> None:
+        for listener in self._node.listeners:
+            await listener.close()
+
+    async def open_listeners(self) -> None:
+        try:
+            for listener in self._node.listeners:
+                await listener.open()
+        except ConfigError:
+            await self.close_listeners()
+            raise
+
+    def remember(self, order: NodeOrder | None) -> None:
+        self._process.drain = order
+
+    def attached(self) -> int:
+        return len(self._attachments)
+
+    def stop(self) -> None:
+        self._process.stopping.set()
+        self._node.stopping.set()
 
 
 def _in_force(old: LoadedConfig, new: LoadedConfig, waiting: set[str]) -> Iterator[tuple[str, object, str]]:

@@ -16,6 +16,7 @@ from tests.support.ports import free_port
 CONFIG = """
 [broker]
 node = "{name}"
+{broker}
 [cluster]
 bind = "{bind}"
 {more}
@@ -25,16 +26,19 @@ bind = "{bind}"
 class ClusterNodes:
     """The nodes, in the order of their names: n1, n2, …"""
 
-    def __init__(self, count: int, store: str, *, cluster: str = "", more: str = "") -> None:
-        """`cluster`: more options of that section; `more`: other sections."""
+    def __init__(self, count: int, store: str, *, cluster: str = "", broker: str = "", more: str = "") -> None:
+        """`cluster`, `broker`: more options of these sections; `more`: other sections."""
         self._folder = TemporaryDirectory(prefix="motorcade-cluster-")
         self._store = store
+        self._broker = broker
         self._options = f"{cluster}\n{more}"
         self.nodes = [self.node(f"n{number}") for number in range(1, count + 1)]
 
     def node(self, name: str, *args: str) -> NodeProcess:
         """A node that is not started yet; the next one of the same name has the same files."""
-        config = CONFIG.format(name=name, bind=Endpoint("127.0.0.1", free_port()), more=self._options)
+        config = CONFIG.format(
+            name=name, bind=Endpoint("127.0.0.1", free_port()), broker=self._broker, more=self._options
+        )
         return NodeProcess("--store", self._store, *args, config=config, data=Path(self._folder.name) / name, http=True)
 
     def __getitem__(self, number: int) -> NodeProcess:

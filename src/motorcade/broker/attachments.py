@@ -116,6 +116,7 @@ class Attachments:
         self._loop = sessions.loop
         self._registry = registry
         self._publish_will = publish_will
+        self._moves = registry.stats.moves
         self._clients: dict[str, AttachedClient] = {}
         self._idle: dict[str, None] = {}  # attached, and without a connection
         self._draining: dict[str, Commit[None]] = {}  # given up; what they have published is not answered yet
@@ -213,27 +214,32 @@ class Attachments:
 
     async def _open(self, client: AttachedClient) -> Opened:
         """Attach a home, and read what lies there. The member that has it is asked to let it go first."""
-        cluster, displace = self._cluster, ""
+        cluster, displace, let_go = self._cluster, "", False
         while True:
             found = await self._store.coordination.try_open(
                 owner_of(client.id), cluster.me, COLLECTIONS, time(), displace=displace, wait=client.claim.lasting
             )
             if isinstance(found, Opened):
+                if displace and client.claim is not ADOPTION:
+                    self._moves["came" if let_go else "displaced"] += 1
                 return found
             other = found.member
             if cluster.peer(other) is not None:  # else it is fenced
                 if client.claim is ADOPTION:
                     raise StoreRefusedError(f"{client.id} is attached to {other}")
-                await self._ask_to_let_go(client, other)
+                let_go = await self._ask_to_let_go(client, other)
             displace = other
 
-    async def _ask_to_let_go(self, client: AttachedClient, member: str) -> None:
+    async def _ask_to_let_go(self, client: AttachedClient, member: str) -> bool:
+        """Ask the member that has a client; True if it has let it go."""
         client.drained = self._await_drained(client, member)
         question = LetGo(client.id, resume=not client.claim.clean)
         try:
             await self._cluster.ask(member, "let_go", _encode(question), patience=LET_GO)
         except AskError as error:
             log.info("client_displaced", client_id=client.id, member=member, reason=str(error))
+            return False
+        return True
 
     def _await_drained(self, client: AttachedClient, member: str) -> Commit[None]:
         """Return a commit that is done when a member has answered all that a client has published there (rule 2)."""
@@ -341,6 +347,7 @@ class Attachments:
 
     def _left(self, client: AttachedClient, session: Session | None, commit: Commit[Written]) -> None:
         if commit.error is None:
+            self._moves["slept"] += session is not None
             wanted = list(session.subscriptions.values()) if session is not None else []
             if session is not None:
                 self._registry.forget(session)
@@ -369,6 +376,7 @@ class Attachments:
 
     def _drop(self, client: AttachedClient) -> None:
         """Forget a client that was displaced. What others have noted of it meanwhile was passed over: read it again."""
+        self._moves["lost"] += 1
         session = self._registry.sessions.get(client.id)
         if session is not None:
             link = session.link
@@ -396,6 +404,7 @@ class Attachments:
         session = self._registry.sessions.get(client_id)
         if session is not None and session.link is not None:
             log.info("client_moves", client_id=client_id, member=member)
+            self._moves["went"] += 1
             self._drain(session)
             for will in self._registry.let_go(session, time(), resume=resume):
                 self._publish_will(will)

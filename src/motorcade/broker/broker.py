@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import resource
 from bisect import bisect_left
 from collections import Counter
@@ -265,16 +266,32 @@ class Broker:
             if forgotten and session.durable is not None and state.store is not None:
                 state.store.release(session, forgotten)
 
-    async def drain(self, patience: float) -> None:
-        """Send all clients away and wait until their sockets are empty, for a bounded time."""
-        self.state.draining = True
+    def send_away(self, most: int) -> int:
+        """Send at most so many clients away, while no new one is let in; how many were."""
+        reason = ReasonCode.SERVER_SHUTTING_DOWN if self.state.relay is None else ReasonCode.USE_ANOTHER_SERVER
+        going = [one for one in self.connections if one.session is not None and not one.closing][:most]
+        for connection in going:
+            connection.end(reason, self.state.draining)
+        return len(going)
+
+    async def drain(self, patience: float, rate: float = math.inf) -> None:
+        """Send all clients away and wait until their sockets are empty, for a bounded time.
+
+        `rate`: clients per second, at least; more if not all would be gone after half of the time.
+        """
+        self.state.draining = "this node is shutting down"
         for connection in list(self.connections):
             if connection.session is None:
                 connection.close("shutting down")
-            else:
-                connection.end(ReasonCode.SERVER_SHUTTING_DOWN, "this node is shutting down")
-        deadline = monotonic() + patience
-        while self.connections and monotonic() < deadline:  # noqa: ASYNC110 - once per shutdown; no event is needed
+        began = monotonic()
+        rate = max(rate, 2 * len(self.connections) / patience) if patience > 0 else math.inf
+        sent = 0
+        while True:
+            elapsed = monotonic() - began
+            allowed = len(self.connections) if rate == math.inf else int(rate * elapsed) + 1 - sent
+            sent += self.send_away(allowed)
+            if not self.connections or elapsed >= patience:
+                break
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.abort("shutting down")

@@ -253,9 +253,10 @@ class Channel:
 
     def _check_draining(self) -> None:
         if self.state.draining:
-            elsewhere = bool(self.state.options.server_reference) and self.context.version == 5
+            others = bool(self.state.options.server_reference) or self.state.relay is not None
+            elsewhere = others and self.context.version == 5
             reason = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_UNAVAILABLE
-            raise Refused(reason, "this node is shutting down")
+            raise Refused(reason, self.state.draining)
 
     def _ban(self) -> None:
         self.state.refuse("flapping")

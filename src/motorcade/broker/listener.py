@@ -58,6 +58,7 @@ class Listener:
             ]
         except (OSError, socket.gaierror) as error:
             raise ConfigError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
+        self.endpoint = replace(endpoint, port=self.port)  # closed and opened again it is the same one
 
     async def renew(self, context: ssl.SSLContext) -> None:
         """Take another TLS context for connections to come; `ConfigError` if that fails, and all stays as it was.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from motorcade.broker.pubsub import PubSub
 from motorcade.broker.session import Owed, Session, Wake
 from motorcade.broker.session_context import SessionContext
+from motorcade.broker.stats import Stats
 from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
@@ -38,6 +39,11 @@ class Registry:
         self._pubsub = pubsub
         self._timers: list[tuple[float, int, Wake]] = []  # heap of (when, tie-breaker, whose)
         self._count = 0
+
+    @property
+    def stats(self) -> Stats:
+        """The counters of this node."""
+        return self._shared.stats
 
     def open(self, client: ClientInfo, *, clean: bool, wall: float) -> tuple[Session, bool, list[Message]]:
         """Return (session, whether it was there before, wills to publish) for a client that has been let in.

@@ -55,7 +55,7 @@ class BrokerState:
         self.connect_bucket = LeakyBucket(limits.connect_rate, limits.connect_burst, now)
         self.networks = Networks(limits.allow, limits.deny)
         self.flapping = Flapping(limits.flapping_count, limits.flapping_window, limits.flapping_ban)
-        self.draining = False  #: shutting down: no new client is let in
+        self.draining = ""  #: why no new client is let in: this node is shutting down, or drained
         self.connections = 0  #: network connections now, whether a client is let in or not
         self.full = False  #: above `limits.max_memory`: nothing new is taken
         self.observed = False  #: a hook observes every delivery: the fast path hands all messages to the channel

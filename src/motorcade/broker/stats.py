@@ -27,6 +27,7 @@ class Stats:
         "expired_sessions",
         "long_matches",
         "moved_ids",
+        "moves",
         "packets_received",
         "packets_sent",
         "protocol_errors",
@@ -83,6 +84,7 @@ class Stats:
         self.cluster_forgotten = 0  #: ids of QoS 2 messages forgotten before their hour was over
         self.protocol_errors: dict[str, int] = {}  #: connections closed for breaking the rules, by reason code
         self.sessions: dict[str, int] = dict.fromkeys(SESSION_EVENTS, 0)
+        self.moves: dict[str, int] = dict.fromkeys(MOVES, 0)  #: clients between members
 
     def cluster(self) -> dict[str, dict[str, int]]:
         """Return what has gone to other members and come from them: family, kind of item, messages."""
@@ -145,3 +147,10 @@ LIMIT_NAMES = (
     "flapping",
 )
 SESSION_EVENTS = ("created", "resumed", "takenover", "discarded", "terminated")
+MOVES = (
+    "came",  # from another member, which has let it go
+    "displaced",  # from another member, which did not let it go in time
+    "went",  # from its connection here to another member, which has asked for it
+    "lost",  # to another member, without being asked
+    "slept",  # its session is written down, and belongs to no member
+)

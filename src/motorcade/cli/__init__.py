@@ -22,6 +22,7 @@ from motorcade.cli import (
     dispatch,
     fanout,
     fleet,
+    node,
     passwd,
     pipeline,
     plugin,
@@ -55,6 +56,7 @@ app.add_typer(fleet.app, name="fleet")
 app.add_typer(dispatch.app, name="dispatch")
 app.add_typer(config.app, name="config")
 app.add_typer(client.app, name="client")
+app.add_typer(node.app, name="node")
 app.add_typer(queue.app, name="queue")
 app.add_typer(stream.app, name="stream")
 app.add_typer(capture.app, name="capture")

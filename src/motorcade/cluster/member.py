@@ -38,6 +38,7 @@ from motorcade.clock import CLOCK, time
 from motorcade.cluster.greeting import Hello, Identity
 from motorcade.cluster.link import Link, LinkStatus
 from motorcade.cluster.links import Links
+from motorcade.cluster.measures import metrics_of
 from motorcade.cluster.membership import (
     ALARM_OFFSET,
     ALIVE,
@@ -69,6 +70,7 @@ from motorcade.extension.cluster import (
     Peer,
     Reload,
 )
+from motorcade.extension.metrics import Family
 from motorcade.storage.ports import FeedEnd, Store, StoreError, StoreFencedError
 from motorcade.tasks import Tasks, Work
 
@@ -81,6 +83,7 @@ TELL_AGAIN: Final = 10.0  #: seconds between two lines in the log about what joi
 CLOCKS_APART: Final = 60.0  #: seconds between two looks at the clock of the store
 SUSPENDED: Final = 0.05  #: seconds that the machine was suspended for, at least, to count as such
 DEPARTURE: Final = 2.0  #: seconds that others may take to confirm what a member sent that leaves
+MAX_UNHELD: Final = 86_400.0  #: seconds; for longer nobody is told how long a view has not held
 MAX_OPTIONS: Final = 512  #: options that are compared with those of others
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -170,6 +173,8 @@ class ClusterMember:
         self._alone_since: float | None = None
         self._wanted = MemberState.JOINING
         self._differing: dict[str, list[str]] = {}
+        self._refusals: dict[str, str] = {}  # what the log was told last, by member; bounded by those that are linked
+        self._apart = False  # the log was told that the clocks are
 
     # -- life
 
@@ -278,6 +283,13 @@ class ClusterMember:
                 await self._renew()
         except (StoreError, TimeoutError) as error:
             log.info("member_leaves_untold", member=self.me, error=str(error) or "no answer in time")
+
+    async def take_clients(self) -> None:
+        """Tell the others that this member takes clients again after it was to leave."""
+        if self.state is MemberState.LEAVING:
+            self._wanted = MemberState.LIVE
+            async with asyncio.timeout(self.options.lease):
+                await self._renew()
 
     async def depart(self, *, clean: bool) -> None:
         """End: what was sent is confirmed, and the record goes. `clean`: no client is attached to this member."""
@@ -413,6 +425,7 @@ class ClusterMember:
         log.info("member_gone", member=record.id, reason="it has left" if left else "it was fenced")
         self.links.close_dead(record.id, "it has left" if left else "it was found dead")
         self._differing.pop(record.id, None)
+        self._refusals.pop(record.id, None)
         if left:
             self.view.left(record.id)
         self._leave_view(record.id)
@@ -483,8 +496,12 @@ class ClusterMember:
 
     def _note_offset(self, offset: float) -> None:
         self.clock_offset = offset
-        if abs(offset) > ALARM_OFFSET:
+        apart = abs(offset) > ALARM_OFFSET
+        if apart and not self._apart:
             log.warning("clocks_apart", node=self.options.name, seconds=round(offset, 3), remedy="set the clock (NTP)")
+        elif self._apart and not apart:
+            log.info("clocks_agree", node=self.options.name, seconds=round(offset, 3))
+        self._apart = apart
 
     def _on_beat(self) -> None:
         """Look at what goes by time, several times a lease."""
@@ -496,11 +513,10 @@ class ClusterMember:
             if holds:
                 log.info("view_holds", member=self.me)
             else:
-                behind = [member for member in self.view.others if self.view.behind(member)]
                 log.warning(
                     "view_lost",
                     member=self.me,
-                    behind=behind,
+                    behind=self._behind(),
                     consequence="publishers of QoS 1 and 2 wait until all members have answered",
                 )
         self._look_at_grants()
@@ -539,6 +555,7 @@ class ClusterMember:
         return ""
 
     def linked(self, link: Link) -> None:
+        self._refusals.pop(link.id, None)
         self.view.need(link.id)
         self._look_at_peers()
         self._look_at_view()
@@ -548,7 +565,9 @@ class ClusterMember:
         self._soon.set()
 
     def refused(self, member: str, why: str) -> None:
-        log.warning("member_refused", member=member, why=why)
+        if self._refusals.get(member) != why:
+            self._refusals[member] = why
+            log.warning("member_refused", member=member, why=why)
         self._soon.set()  # it may have found this one dead: the store knows
 
     def pong(self, link: Link) -> bytes:
@@ -712,6 +731,46 @@ class ClusterMember:
                 )
             )
         return views
+
+    def troubles(self) -> list[tuple[str, str]]:
+        """Return why clients should be sent to other members: in plain words, and for the operator."""
+        found: list[tuple[str, str]] = []
+        state = self.state
+        if state is MemberState.FENCED:
+            found.append(
+                ("the node is no member of its cluster any more", f"{self.me} was found dead, and joins again")
+            )
+        elif state is MemberState.JOINING:
+            waits = "; ".join(self._waits_for()) if self.me else "it has no number yet"
+            found.append(("the node joins its cluster", f"{self.me or self.options.name} joins its cluster: {waits}"))
+        elif state is MemberState.LEAVING:
+            found.append(("the node is leaving its cluster", f"{self.me} takes no clients and sends its own away"))
+        if state in SERVING and not self.holds:
+            behind = ", ".join(self._behind()) or "none any more"
+            found.append(
+                (
+                    "publishers wait: not all nodes of the cluster have answered",
+                    f"publishers of QoS 1 and 2 wait: {self.me} cannot rely on what it knows of {behind}",
+                )
+            )
+        return found
+
+    def metrics(self) -> list[Family]:
+        """Return what is measured of members, links and feeds."""
+        return metrics_of(self)
+
+    @property
+    def notes_behind(self) -> int:
+        """Return how many notes others have named that are not handled here."""
+        return sum(map(len, self._unconfirmed.values()))
+
+    def left_of_view(self) -> float:
+        """Return for how many seconds the view holds yet, at most its lease; negative: since when it does not."""
+        return max(min(self.view.until - self._now(), self.options.view_lease), -MAX_UNHELD)
+
+    def _behind(self) -> list[str]:
+        now = self._now()
+        return [member for member in self.view.others if self.view.behind(member) or self.view.until_of(member) <= now]
 
     def differing(self) -> dict[str, list[str]]:
         """Return the options that other members have otherwise, by member."""

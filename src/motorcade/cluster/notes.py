@@ -132,6 +132,11 @@ class NoteReader:
         """Return True while notes of a feed are missing."""
         return not self._cells or self._cells[feed].reading
 
+    @property
+    def reading(self) -> int:
+        """Return how many cells are read again now, or were never read."""
+        return sum(cell.reading for cell in self._cells)
+
     def reload(self, feed: int) -> None:
         """Read a cell again, as if notes were missing."""
         if self._cells:

@@ -92,6 +92,11 @@ class View:
         other = self._others.get(member)
         return other is not None and (bool(other.events) or other.until == -math.inf)
 
+    def until_of(self, member: str) -> float:
+        """Return when what a member has said may no longer be relied on."""
+        other = self._others.get(member)
+        return other.until if other is not None else math.inf
+
     def need(self, member: str) -> None:
         """Rely on a member: from now on its answers are needed."""
         if member not in self._others:

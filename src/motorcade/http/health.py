@@ -1,5 +1,8 @@
 """`/healthz`: the event loop turns. `/readyz` and `/status`: clients are served, and what they send can be stored.
 
+A member of a cluster whose store is away says 200 and `degraded`: the others have the same store, and live messages go
+on. A load balancer that took all nodes out would stop those as well.
+
 Open to all, so reasons are told in few words; `/api/v1/node` and the log have the details.
 """
 
@@ -28,7 +31,10 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
         """Tell that the node is ready: send clients elsewhere while this says 503."""
         health = await bridge.call(control.health)
         if not health.ready:
-            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "; ".join(health.reasons), {"Retry-After": RETRY_AFTER})
+            told = "; ".join([*health.reasons, *health.degraded])
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, told, {"Retry-After": RETRY_AFTER})
+        if health.degraded:
+            return answer({"status": "degraded", "reasons": health.degraded})
         return answer({"status": "ready"})
 
     return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/status", readyz)]

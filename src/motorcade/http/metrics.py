@@ -52,6 +52,7 @@ def families(statistics: Statistics) -> Iterator[Family]:
         ("limit_refused_total", "limit", statistics.refused, "Times a limit was hit."),
         ("protocol_errors_total", "reason", statistics.protocol_errors, "Connections closed for breaking the rules."),
         ("session_events_total", "event", statistics.session_events, "What happened to sessions."),
+        ("cluster_moves_total", "event", statistics.moves, "Clients that have come from other members, or gone."),
         ("auth_total", "result", statistics.auth, "Decisions on who may connect."),
         ("acl_total", "result", statistics.acl, "Decisions on what a client may do."),
     ):
