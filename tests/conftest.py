@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from motorcade.log import HANDLER
 from tests.support import clocks
 
 
@@ -42,10 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """Fail a test that lets the broker read another clock and leaves it so, but none of the tests that follow."""
+    """Fail a test that leaves another clock or a handler of the log behind, but none of the tests that follow."""
     try:
         return (yield)
     finally:
+        handlers = [handler for handler in logging.getLogger().handlers if handler.get_name() == HANDLER]
+        for handler in handlers:
+            logging.getLogger().removeHandler(handler)
+        assert not handlers, f"{item.nodeid} left the log configured: use `log_put_back`"
         left = clocks.left()
         if left:
             clocks.put_back()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import msgspec
 import structlog
@@ -22,7 +22,7 @@ from motorcade.core.words import printable
 __all__ = ["HEADERS", "HIDDEN", "configure", "is_secret", "redact", "relay", "without_secrets"]
 
 
-_HANDLER = "motorcade"  # of the root logger
+HANDLER: Final = "motorcade"  #: name of the handler that all logs go to, at the root logger
 #: Libraries that speak of each connection at INFO; what matters of it, the node logs itself.
 _TALKATIVE = ("uvicorn", "websockets", "asyncio", "httpx", "httpcore")
 
@@ -77,10 +77,10 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(target)
-    handler.set_name(_HANDLER)
+    handler.set_name(HANDLER)
     handler.setFormatter(_formatter(shared, console=console, colors=console and target.isatty()))
     root = logging.getLogger()
-    for old in [h for h in root.handlers if h.get_name() == _HANDLER]:
+    for old in [h for h in root.handlers if h.get_name() == HANDLER]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
@@ -92,7 +92,7 @@ def relay(event: Mapping[str, Any]) -> None:
     """Write an event of another process, which has its level, time and logger already, as one of this log."""
     record = logging.makeLogRecord({"msg": dict(event), "_logger": None, "_name": str(event.get("level", "info"))})
     for handler in logging.getLogger().handlers:
-        if handler.get_name() == _HANDLER:
+        if handler.get_name() == HANDLER:
             handler.handle(record)
 
 

@@ -21,26 +21,31 @@ ATTEMPTS = 1000
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that nobody listens on right now, and that nobody else who asks here gets for a long time."""
+    return free_ports(1, host)
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> int:
+    """The first of so many such ports in a row: for what takes the next free ones by itself."""
     for _ in range(ATTEMPTS):
-        port = _next()
-        if _is_free(host, port):
-            return port
-    raise AssertionError(f"no free port among {ATTEMPTS} below the range of outgoing connections")
+        first = _next(count)
+        if all(_is_free(host, port) for port in range(first, first + count)):
+            return first
+    raise AssertionError(f"no {count} free ports among {ATTEMPTS} below the range of outgoing connections")
 
 
-def _next() -> int:
+def _next(count: int) -> int:
     highest = _highest()
     with os.fdopen(os.open(COUNTER, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         text = file.read()
-        port = int(text) + 1 if text.isdigit() else LOWEST
-        if not LOWEST <= port <= highest:
-            port = LOWEST
+        first = int(text) + 1 if text.isdigit() else LOWEST
+        if not LOWEST <= first <= highest - count + 1:
+            first = LOWEST
         file.seek(0)
         file.truncate()
-        file.write(str(port))
+        file.write(str(first + count - 1))
         file.flush()
-        return port
+        return first
 
 
 def _highest() -> int:
@@ -54,8 +59,8 @@ def _highest() -> int:
 
 def _is_free(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Without SO_REUSEADDR: a port that a supervisor holds for a node, and does not listen on, is not free.
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError:

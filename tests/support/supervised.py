@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from tests.support.node import ROOT, START_PATIENCE, STOP_PATIENCE, Endpoint
-from tests.support.ports import free_port
+from tests.support.ports import free_port, free_ports
 
 
 class NodesProcess:
@@ -40,7 +40,7 @@ class NodesProcess:
         self.folder = Path(self._own.name)
         self.data = data if data is not None else self.folder / "data"
         self.mqtt = Endpoint("127.0.0.1", free_port())
-        self.http = Endpoint("127.0.0.1", free_port())
+        self.http = Endpoint("127.0.0.1", free_ports(count))
         self.output: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None

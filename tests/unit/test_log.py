@@ -11,17 +11,14 @@ import pytest
 import structlog
 
 from motorcade import log
+from tests.support.logs import log_put_back
 from tests.support.tables import each_case
 
 
 @pytest.fixture(autouse=True)
-def root_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+def log_as_before() -> Iterator[None]:
+    with log_put_back():
+        yield
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:

@@ -20,6 +20,7 @@ from motorcade.supervisor.backoff import LONGEST_PAUSE, STEADY, BackOff
 from motorcade.supervisor.plan import plan
 from motorcade.supervisor.ports import HeldPorts
 from motorcade.supervisor.process import ending
+from tests.support.logs import log_put_back
 from tests.support.ports import free_port
 from tests.support.tables import each_case
 
@@ -170,8 +171,8 @@ def test_listeners_that_are_all_off_are_refused(ports: HeldPorts) -> None:
 def test_lines_of_nodes_keep_what_they_say_and_get_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Also an exception, odd characters, numbers beyond a double, and what is no event."""
     stream = StringIO()
-    log.configure("error", "json", stream)
-    try:
+    with log_put_back():
+        log.configure("error", "json", stream)
         event = {
             "event": "failed", "who": "ä\u2028\x1b", "big": 2**70, "nested": {"a": [1, 2.5, None]},
             "exception": "Traceback\n  x", "level": "warning", "logger": "l", "timestamp": "t",
@@ -184,8 +185,6 @@ def test_lines_of_nodes_keep_what_they_say_and_get_a_name(capsys: pytest.Capture
         output.of_valkey("12:M 18 Nov 2026 20:27:29.123 # WARNING overcommit")
         output.of_valkey("12:M 18 Nov 2026 20:27:29.123 * Ready to accept connections")
         output.of_valkey("*** FATAL CONFIG FILE ERROR ***")
-    finally:
-        log.configure()
     first, *others = map(json.loads, stream.getvalue().splitlines())
     assert event | {"node": "n-1"} == first
     assert ["event", "node"] == list(first)[:2]
