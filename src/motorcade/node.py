@@ -214,6 +214,8 @@ class Node:
         url = self._store_url
         if config.cluster.bind:
             await self._enter(store)
+            if self.stopping.is_set():
+                return
         for name, path, options in plugins_to_load(config):  # before the listeners: no client slips in unchecked
             await self.plugins.load(name, options, path)
         if self.member is not None:
@@ -296,7 +298,9 @@ class Node:
             compared=_compared(self._loaded),
         )
         member = self.member = ClusterMember(options, link_security(links), store, self.tasks, self._rejoin)
-        await member.enter()
+        await member.enter(self.stopping)
+        if self.stopping.is_set():
+            return
         await self._refuse_lone_node(store)
         self.state.guids = GuidFactory.of_member(member.number)
         self.plugins.cluster = member

@@ -26,6 +26,7 @@ import math
 import secrets
 import time as system
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -44,6 +45,7 @@ from motorcade.cluster.membership import (
     ALIVE,
     BEATS,
     SERVING,
+    ClusterRecord,
     Found,
     MemberRecord,
     Membership,
@@ -178,8 +180,8 @@ class ClusterMember:
 
     # -- life
 
-    async def enter(self) -> None:
-        """Get a number. `MotorcadeError` if this node must not be a member."""
+    async def enter(self, stopping: asyncio.Event) -> None:
+        """Get a number, unless `stopping` is set before. `MotorcadeError` if this node must not be a member."""
         options = self.options
         offset = CLOCK.wall() - await self._store.coordination.time()
         if why := too_far_apart(options.name, offset):
@@ -198,8 +200,10 @@ class ClusterMember:
             options=dict(list(options.compared.items())[:MAX_OPTIONS]),
         )
         shared = await self._roster.shared()
-        if shared is not None and (why := objection(me, options.cluster, shared, await self._roster.read())):
-            raise MotorcadeError(why)
+        if shared is not None:
+            await self._hear_objections(me, shared, stopping)
+        if stopping.is_set():
+            return
         me, shared = await self._roster.enter(me, options.cluster)
         self.number, self.me = me.number, me.id
         identity = Identity(options.cluster, shared.store, me.name, me.number, me.token, __version__)
@@ -209,6 +213,34 @@ class ClusterMember:
         self._membership = Membership(me, options.lease)
         self._renewed_at = self._loop.time()
         self._start(self._renew_forever, "cluster.renew")
+
+    async def _hear_objections(self, me: MemberRecord, shared: ClusterRecord, stopping: asyncio.Event) -> None:
+        """Raise `MotorcadeError` if a member that lives cannot have this one beside it; fence those that are dead."""
+        cluster = self.options.cluster
+        first = {record.id: record for record in await self._roster.read() if record.state is not MemberState.FENCED}
+        why = objection(me, cluster, shared, first.values())
+        if not why:
+            return
+        lease = max(record.lease for record in first.values())
+        log.info("waiting", reason=f"are members alive that stand against it? {why}", members=list(first))
+        since = looked_at = self._loop.time()
+        while self._loop.time() - since < lease:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), lease / BEATS)
+            found = await self._roster.read()
+            moved = [record for record in found if record.id not in first or first[record.id].beat != record.beat]
+            why = objection(me, cluster, shared, moved)
+            if stopping.is_set():
+                return
+            if why:
+                raise MotorcadeError(why)
+            if self._loop.time() - looked_at > lease / 2:
+                since = self._loop.time()  # the store was slow: their renewals may have been, too
+            looked_at = self._loop.time()
+        for record in found:
+            if record.id in first and first[record.id].beat == record.beat and record.state is not MemberState.FENCED:
+                log.warning("member_dead", member=record.id, address=record.address, lease=lease)
+                await self._roster.fence(record, me.name)
 
     async def join(self, stopping: asyncio.Event) -> None:
         """Have links with the others, and return when this member is LIVE (rule 1), or `stopping` is set."""
