@@ -260,8 +260,15 @@ class ProgressStore:
         self.leave(progress)
 
     def leave(self, progress: Progress) -> None:
-        """Write now what has changed; drop it from memory if it is needed no more (rule 2)."""
-        self.unwritten.hurry_changed(progress)
+        """Write now what has changed; drop it from memory if it is needed no more (rule 2).
+
+        Where others write it too: before the home of the client is given up, which the store does in the same order, so
+        that the member that claims the client reads it.
+        """
+        if self._options.shared:
+            self.unwritten.write_alone(progress)
+        else:
+            self.unwritten.hurry_changed(progress)
         self._drop_unused(progress)
 
     def _drop_unused(self, progress: Progress) -> None:

@@ -3,7 +3,8 @@
     change ─▶ waits until the interval is over ─┐
     hurry, flush ───────────────────────────────┴─▶ up to BATCH at a time ─▶ store.write ─▶ done, or retried
 
-Rule 1: one batch is in flight at a time. What is urgent meanwhile waits for the next one.
+Rule 1: one batch is in flight at a time. What is urgent meanwhile waits for the next one; but for what must be written
+        before what its caller writes next (`write_alone`).
 Rule 2: a record is written as it is when its batch is made. One that changes while it is in flight is written again.
 Rule 3: what could not be written is retried, before what has changed since; what was dropped meanwhile is not.
 """
@@ -11,7 +12,8 @@ Rule 3: what could not be written is retried, before what has changed since; wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -56,8 +58,10 @@ class WriteBehind(Generic[T]):
         self._changed: dict[T, None] = {}  # to be written when the interval is over
         self._urgent: dict[T, None] = {}  # to be written now
         self._flying: dict[T, None] = {}  # being written
+        self._alone: Counter[T] = Counter()  # being written by themselves, how often; but those that were dropped
+        self._alone_flying = 0  # such writes
         self._writing = False  # a batch is in flight, though all that it has may be dropped meanwhile
-        self._written_commit: Commit[None] | None = None  # somebody waits for that batch
+        self._over: Commit[None] | None = None  # of `idle`
         self._waiters: dict[T, list[Commit[None]]] = {}  # of `flush`
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
@@ -66,11 +70,11 @@ class WriteBehind(Generic[T]):
 
     def __contains__(self, record: T) -> bool:
         """Return True if it is not written yet."""
-        return record in self._changed or record in self._urgent or record in self._flying
+        return record in self._changed or record in self._urgent or record in self._flying or record in self._alone
 
     def __iter__(self) -> Iterator[T]:
         """Iterate over what is not written yet; one that changes while it is in flight comes twice."""
-        return chain(self._changed, self._urgent, self._flying)
+        return chain(self._changed, self._urgent, self._flying, self._alone)
 
     @property
     def is_timed(self) -> bool:
@@ -104,23 +108,49 @@ class WriteBehind(Generic[T]):
         return commit
 
     def idle(self) -> Commit[None]:
-        """Return a commit that is done when the batch that is in flight now, if there is one, has ended."""
-        if not self._writing:
+        """Return a commit that is done when everything that is in flight now has ended."""
+        if not self._writing and not self._alone_flying:
             return Commit.stored(None)
-        if self._written_commit is None:
-            self._written_commit = Commit()
-        return self._written_commit
+        if self._over is None:
+            self._over = Commit()
+        return self._over
 
     def hurry_changed(self, record: T) -> None:
         """Write it now if it waits for the interval."""
         if record in self._changed:
             self.hurry(record)
 
+    def write_alone(self, record: T) -> None:
+        """Write it now if it is not being written as it is: before anything that its caller writes next."""
+        if record not in self._changed and record not in self._urgent:
+            return
+        self._changed.pop(record, None)
+        self._urgent.pop(record, None)
+        self._alone[record] += 1
+        self._alone_flying += 1
+        commit = self._store_of([record])
+        commit.then(partial(self._written_alone, record, commit))
+
+    def _written_alone(self, record: T, commit: Commit[Any]) -> None:
+        self._alone_flying -= 1
+        dropped = record not in self._alone
+        self._alone.subtract([] if dropped else [record])
+        self._alone += Counter()  # without what is done
+        self._done([record], commit.error)
+        if commit.error is not None and not dropped:
+            self._urgent[record] = None
+            if self._next is None and not self._writing:
+                self._next = self._get_loop().call_later(self._retry, self._write)
+        self._finish_waiters(self._waiters.pop(record, ()) if record not in self else (), commit.error)
+        self._batch_over()
+        self._settled()
+
     def drop(self, record: T) -> None:
         """Do not write it, nor retry."""
         self._changed.pop(record, None)
         self._urgent.pop(record, None)
         self._flying.pop(record, None)
+        self._alone.pop(record, None)
         for commit in self._waiters.pop(record, ()):
             commit.finish()
 
@@ -154,13 +184,16 @@ class WriteBehind(Generic[T]):
         if self._waiters:
             for record in some:
                 waiters += self._waiters.pop(record, ())
+        commit = self._store_of(some)
+        commit.then(partial(self._written, commit, waiters))
+
+    def _store_of(self, some: Collection[T]) -> Commit[Any]:
         batch = Batch()
         try:
             self._fill(batch, some)
-            commit: Commit[Any] = self._store.write(batch)
+            return self._store.write(batch)
         except Exception as error:  # noqa: BLE001 - a defect; it is retried like a failure of the store
-            commit = Commit.failed(StoreError(repr(error)))
-        commit.then(partial(self._written, commit, waiters))
+            return Commit.failed(StoreError(repr(error)))
 
     def _written(self, commit: Commit[Any], waiters: Sequence[Commit[None]]) -> None:
         some, self._flying, self._writing = self._flying, {}, False
@@ -171,16 +204,23 @@ class WriteBehind(Generic[T]):
                 self._next = self._get_loop().call_later(self._retry, self._write)
         elif self._urgent:
             self._write_soon()
-        for waiter in waiters:
-            waiter.finish(commit.error)
-        if self._written_commit is not None:
-            over, self._written_commit = self._written_commit, None
-            over.finish()
+        self._finish_waiters(waiters, commit.error)
+        self._batch_over()
         if self._idle is not None:
             self._settled()
 
+    def _batch_over(self) -> None:
+        if self._over is not None and not self._writing and not self._alone_flying:
+            over, self._over = self._over, None
+            over.finish()
+
+    @staticmethod
+    def _finish_waiters(waiters: Iterable[Commit[None]], error: BaseException | None) -> None:
+        for waiter in waiters:
+            waiter.finish(error)
+
     def _settled(self) -> None:
-        if self._idle is not None and self._next is None and not self._writing:
+        if self._idle is not None and self._next is None and not self._writing and not self._alone:
             self._idle.set()
 
     async def settle(self) -> int:
@@ -197,4 +237,4 @@ class WriteBehind(Generic[T]):
                 await self._idle.wait()
         except TimeoutError:
             pass
-        return len(self._urgent) + len(self._flying)
+        return len(self._urgent) + len(self._flying) + len(self._alone)

@@ -186,3 +186,40 @@ async def test_the_end_writes_what_is_added_while_a_batch_is_made() -> None:
     assert 0 == await texts.settle()
     assert [] == parts
     assert [] == [*texts]
+
+
+async def test_what_is_written_alone_does_not_wait_for_the_batch_in_flight(rig: Rig) -> None:
+    """It is given to the store before what its caller gives it next; `idle` and `settle` wait for it."""
+    rig.store.held = True
+    rig.texts.hurry("a")
+    await asyncio.sleep(0)
+    rig.texts.change("b")
+    rig.texts.write_alone("b")
+    rig.texts.write_alone("c")  # has not changed
+    rig.texts.write_alone("a")  # is being written as it is
+    assert ([["a"], ["b"]], ["a", "b"]) == (rig.batches, [*rig.texts])
+    rig.texts.change("b")
+    rig.texts.write_alone("b")
+    over = rig.texts.idle()
+    for _ in range(2):
+        rig.store.let_go(1)
+        await asyncio.sleep(0)
+        assert not over.done
+    assert ["b"] == [*rig.texts]
+    rig.store.let_go()
+    await rig.until_empty()
+    assert over.done and [["a"], ["b"], ["b"]] == rig.batches
+
+
+async def test_what_could_not_be_written_alone_is_retried_unless_it_was_dropped(rig: Rig) -> None:
+    rig.store.held = True
+    for name in "ab":
+        rig.texts.change(name)
+        rig.texts.write_alone(name)
+    rig.texts.drop("b")
+    for _ in range(2):
+        rig.store.fail(StoreError("no"))
+    rig.store.held = False
+    await rig.until_empty()
+    assert [["a"], ["b"], ["a"]] == rig.batches
+    assert 0 == await rig.texts.settle()

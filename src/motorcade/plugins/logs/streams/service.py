@@ -728,6 +728,7 @@ class StreamService:
     async def _with_lags(self, name: str, views: Sequence[ReaderView], stream: StreamView) -> Sequence[ReaderView]:
         """Return views of subscriptions with their lags, then of clients that have none now."""
         found = [msgspec.structs.replace(view, lag=_lag(view.offset, stream)) for view in views]
+        found.sort(key=lambda view: (view.client, view.filter))  # the same on every node
         subscribed = {view.client for view in views}
         for client, stored in (await self.progress.consumers(key_of(name))).items():
             if client not in subscribed and stored is not None:
