@@ -110,6 +110,47 @@ def test_what_is_declared_and_appended_anywhere_is_read_and_shown_everywhere(
     assert listed[0] == listed[1] == listed[2] and listed[0]
 
 
+def test_a_capture_rule_of_any_node_copies_what_is_published_on_each_once(
+    nodes: ClusterNodes, operators: list[Operator], request: pytest.FixtureRequest
+) -> None:
+    """Into a stream, and into a Redis stream that all nodes write to; also what is relayed, retained or a will."""
+    name, key = unique("captured"), unique("redis")
+    operators[0].create("streams", name)
+    operators[1].create("captures", f"{name}.s", topics=[f"{name}/#"], to=f"stream:{name}")
+    operators[2].create("captures", f"{name}.r", topics=[f"{name}/#"], to=f"redis-stream:{key}")
+    listeners = [connected(node) for node in nodes.nodes]
+    for listener in listeners:
+        listener.subscribe(f"{name}/#", 2)
+    expected: list[bytes] = []
+    for number, node in enumerate(nodes.nodes):
+        with connected(node) as publisher:
+            for qos in (0, 1, 2):
+                expected.append(b"%d:%d" % (number, qos))
+                publisher.publish(f"{name}/{number}", expected[-1], qos, retain=qos == 1)
+        connected(node, will=Will(f"{name}/will", b"will %d" % number, qos=1)).abort()
+        expected.append(b"will %d" % number)
+    for listener in listeners:
+        assert sorted(expected) == sorted(listener.receive().payload for _ in expected)
+        listener.close()
+    with connected(nodes[0]) as late:
+        late.subscribe(f"{name}/#", 1)
+        assert {b"0:1", b"1:1", b"2:1"} == {late.receive().payload for _ in nodes.nodes}
+    wait_until(lambda: operators[0].show("streams", name)["records"] >= len(expected), "all is captured")
+    found = [message["payload"].encode() for message in operators[1].read("streams", name, limit=100)]
+    assert sorted(expected) == sorted(found)
+    if "lone" in request.node.name:
+        servers = request.getfixturevalue("lone_redis")
+        wait_until(lambda: servers.client.xlen(key) >= len(expected), "all is in the Redis stream")
+        assert sorted(expected) == sorted(fields[b"payload"] for _, fields in servers.client.xrange(key))
+    operators[0].delete("captures", f"{name}.s")
+    for operator, node in zip(operators, nodes.nodes, strict=True):
+        assert f"{name}.s" not in operator.names("captures")
+        with connected(node) as publisher:
+            publisher.publish(f"{name}/late", b"late", 1)
+    assert len(expected) == operators[0].show("streams", name)["records"]
+    operators[0].delete("captures", f"{name}.r")
+
+
 def test_every_node_lists_and_shows_the_same_readers(nodes: ClusterNodes, operators: list[Operator]) -> None:
     name = unique("shown")
     operators[0].create("streams", name, topics=[f"{name}/#"])

@@ -93,7 +93,9 @@ class NoteReader:
         self._read = asyncio.Event()  # all cells were read once
 
     def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> End:
-        """Handle notes of a code, see `Cluster.on_note`."""
+        """Handle notes of a code, see `Cluster.on_note`; `ValueError` if another feature does so already."""
+        if code in self._handlers:
+            raise ValueError(f"notes that begin with {code!r} have a handler already")
         registered = self._handlers[code] = _Registered(handler, reload)
         if self._tail is not None:
             registered.held = {cell.feed: [] for cell in self._cells}

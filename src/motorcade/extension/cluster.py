@@ -13,7 +13,8 @@ Rule 3: a new incarnation of a member begins with nothing: what the one before h
 Rule 4: what begins to handle something returns a function that ends it. Handlers of notes that are registered while
         this node is a member already are told to read all cells first.
 Rule 5: names of items, questions and notes are part of what members of two versions say to each other. A name is
-        never used again for something else.
+        never used again for something else. Codes of notes: b bans, c compacted queues, d declarations of streams,
+        f fan-out, k declarations of capture rules, r retained messages, s subscriptions.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ Rule 2: a change is prepared, then stored, then in force; one that fails on the 
         after the other.
 Rule 3: a rule that is changed or removed brings what it has taken to its old target.
 Rule 4: a rule of the configuration hides one of a command with the same name, as long as it is there.
+Rule 5: with several nodes a message is copied by the one that its publisher is connected to, where it is published;
+        what nodes relay to each other passes no hook for it. All of them have the rules of commands
+        (`delivery.declarations`), each with a way of its own to the target.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.topic import matches
+from motorcade.delivery.declarations import DeclarationKind, Declarations
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, FoundMessage, UnknownError, check_name
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.plugin import Context
@@ -34,6 +38,7 @@ from motorcade.storage.ports import Store
 
 PRIORITY: Final = -900  #: on `message.publish`: after all that may change the message
 COLLECTION: Final = "capture"
+KIND: Final = DeclarationKind("capture", COLLECTION, "k")
 MAX_TOPICS: Final = 10_000  #: topics whose rules are cached; at the bound the cache is emptied
 #: Seconds that what was taken may take to reach its target when its rule goes, and when the node stops.
 LAST_ATTEMPT: Final = 10.0
@@ -76,7 +81,8 @@ class CaptureRules:
         self._rules: dict[str, CaptureRule] = {}
         self._hidden: dict[str, RuleOptions] = {}  #: stored, and of a name that the configuration uses
         self._topics: dict[str, tuple[CaptureRule, ...]] = {}
-        self._changing = asyncio.Lock()
+        self._declarations = Declarations(context, KIND, self._declared_elsewhere) if self._store is not None else None
+        self._changing = self._declarations.changing if self._declarations is not None else asyncio.Lock()
 
     @property
     def remembered(self) -> int:
@@ -95,14 +101,17 @@ class CaptureRules:
 
     async def open(self) -> None:
         """Start the rules of the configuration and of the store."""
-        for name, options in self._config.rule.items():
-            self._add(name, CONFIGURED, options, await self._make_at_start(name, options, CONFIGURED))
-        for name, options in (await self._stored()).items():
-            if name in self._rules:
-                self._hide(name, options)
-            else:
-                self._add(name, CREATED, options, await self._make_at_start(name, options, CREATED))
-        self._rebind()
+        async with self._changing:
+            for name, options in self._config.rule.items():
+                self._add(name, CONFIGURED, options, await self._make_at_start(name, options, CONFIGURED))
+            for name, options in (await self._stored()).items():
+                if name in self._rules:
+                    self._hide(name, options)
+                else:
+                    self._add(name, CREATED, options, await self._make_at_start(name, options, CREATED))
+            self._rebind()
+        if self._declarations is not None:
+            self._declarations.follow()
 
     async def close(self) -> None:
         """Bring what is pending to its targets, within `LAST_ATTEMPT_AT_END`."""
@@ -169,16 +178,18 @@ class CaptureRules:
             await self._save(name, options, sink)
             self._add(name, CREATED, options, sink)
             self._rebind()
-            return await self._view(self._rules[name])
+        await self._tell(name)
+        return await self._view(self._rule(name))
 
     async def change(self, name: str, options: RuleOptions) -> RuleView:
+        before: Sink | None = None
         async with self._changing:
             rule = self._own(name)
             if options.redis == shown(rule.options.redis):  # as a view shows it: the password is the one it had
                 options = msgspec.structs.replace(options, redis=rule.options.redis)
             if rule.keeps_sink(options):
                 if options.target.kind is TargetKind.STREAM:
-                    await self._check_stream(options.target.name)
+                    self._check_stream(options.target.name)
                 await self._save(name, options)
                 rule.sink.tune(options)
                 self._rules[name] = CaptureRule(name, CREATED, options, rule.sink)
@@ -188,17 +199,50 @@ class CaptureRules:
                 await self._save(name, options, sink)
                 self._add(name, CREATED, options, sink)
                 self._rebind()
-                await rule.sink.close(LAST_ATTEMPT)
-            return await self._view(self._rules[name])
+                before = rule.sink
+        await self._tell(name)
+        if before is not None:
+            await before.close(LAST_ATTEMPT)
+        return await self._view(self._rule(name))
 
     async def delete(self, name: str) -> None:
         async with self._changing:
             rule = self._own(name)
-            if self._store is not None:
-                await self._store.records.delete(COLLECTION, name)
+            if self._declarations is not None:
+                await self._declarations.write(name, None)
             del self._rules[name]
             self._rebind()
-            await rule.sink.close(LAST_ATTEMPT)
+        await self._tell(name)
+        await rule.sink.close(LAST_ATTEMPT)
+
+    async def _tell(self, name: str) -> None:
+        """Have the other members put a rule in force, or end it."""
+        if self._declarations is not None:
+            await self._declarations.tell(name)
+
+    async def _declared_elsewhere(self, name: str, value: bytes | None) -> None:
+        """Make what another member has declared, changed or deleted so here."""
+        options = self._decode(name, value) if value is not None else None
+        rule = self._rules.get(name)
+        if rule is not None and rule.origin == CONFIGURED:
+            if options is not None:
+                self._hide(name, options)
+            else:
+                self._hidden.pop(name, None)
+        elif options is None:
+            if rule is not None:
+                del self._rules[name]
+                self._rebind()
+                self._context.spawn(rule.sink.close(LAST_ATTEMPT), "end")
+        elif rule is not None and rule.keeps_sink(options):
+            rule.sink.tune(options)
+            self._rules[name] = CaptureRule(name, CREATED, options, rule.sink)
+            self._rebind()
+        else:
+            self._add(name, CREATED, options, await self._make_at_start(name, options, CREATED))
+            self._rebind()
+            if rule is not None:
+                self._context.spawn(rule.sink.close(LAST_ATTEMPT), "end")
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:  # noqa: ARG002 - there is nothing to read
         options = self._rule(name).options
@@ -255,7 +299,7 @@ class CaptureRules:
         problem = rule.sink.problem
         if rule.options.target.kind is TargetKind.STREAM:
             try:
-                await self._check_stream(rule.options.target.name)
+                self._check_stream(rule.options.target.name)
             except MotorcadeError as error:
                 problem = str(error)
         return rule.view(problem)
@@ -297,7 +341,7 @@ class CaptureRules:
     async def _make(self, name: str, options: RuleOptions, rule: CaptureRule | None = None) -> Sink:
         """Return a sink for the target of a rule, with the counts of `rule`; `MotorcadeError` if that is no target."""
         if options.target.kind is TargetKind.STREAM:
-            await self._check_stream(options.target.name)
+            self._check_stream(options.target.name)
         return self._sink(name, options, rule.sink.counts if rule is not None else RuleCounts(self._context.counters))
 
     async def _make_at_start(self, name: str, options: RuleOptions, origin: str) -> Sink:
@@ -312,7 +356,7 @@ class CaptureRules:
             return BrokenSink(options, counts, str(error))
         if options.target.kind is TargetKind.STREAM:
             try:
-                await self._check_stream(options.target.name)
+                self._check_stream(options.target.name)
             except MotorcadeError as error:
                 self._context.log.warning("capture_stream_missing", rule=name, error=str(error))
         return sink
@@ -329,23 +373,19 @@ class CaptureRules:
             ) from error
         return RedisSink(name, options, servers_of(options.redis, self._store), counts, context.spawn, context.log)
 
-    async def _check_stream(self, stream: str) -> None:
+    def _check_stream(self, stream: str) -> None:
         streams: Any = self._context.service("streams")
         if streams is None:
             raise UnknownError("the plugin 'streams' is not loaded; see `motorcade plugin list`")
-        try:
-            await streams.show(stream)
-        except UnknownError as error:
-            raise UnknownError(
-                f"there is no stream {stream!r}; declare it first: motorcade stream create {stream}"
-            ) from error
+        if streams.stream(stream) is None:
+            raise UnknownError(f"there is no stream {stream!r}; declare it first: motorcade stream create {stream}")
 
     async def _save(self, name: str, options: RuleOptions, sink: Sink | None = None) -> None:
         """Store a rule; if that fails, close `sink`."""
-        if self._store is None:
+        if self._declarations is None:
             return
         try:
-            await self._store.records.put(COLLECTION, name, msgspec.json.encode(options))
+            await self._declarations.write(name, msgspec.json.encode(options))
         except BaseException:
             if sink is not None:
                 await sink.close(0)
@@ -353,12 +393,19 @@ class CaptureRules:
 
     async def _stored(self) -> dict[str, RuleOptions]:
         found: dict[str, RuleOptions] = {}
-        if self._store is None:
+        if self._declarations is None:
             return found
-        async for name, value in self._store.records.scan(COLLECTION, self._context.hub.now()):
-            try:
-                found[name] = msgspec.json.decode(value, type=RuleOptions)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                self._context.counters["unreadable"] += 1
-                self._context.log.error("capture_rule_unreadable", rule=name, error=str(error))  # noqa: TRY400 - it says enough
+        for name, value in (await self._declarations.load()).items():
+            options = self._decode(name, value)
+            if options is not None:
+                found[name] = options
         return dict(sorted(found.items()))
+
+    def _decode(self, name: str, value: bytes) -> RuleOptions | None:
+        """Return the options in a record; None, logged: it cannot be read."""
+        try:
+            return msgspec.json.decode(value, type=RuleOptions)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._context.counters["unreadable"] += 1
+            self._context.log.error("capture_rule_unreadable", rule=name, error=str(error))  # noqa: TRY400 - it says enough
+            return None
