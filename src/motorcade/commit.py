@@ -20,6 +20,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
+from motorcade.core.errors import StoreFencedError
+
 log = structlog.stdlib.get_logger("motorcade.commit")
 
 T = TypeVar("T")
@@ -103,8 +105,11 @@ class Commit(Generic[T]):
 def is_refusal(error: BaseException | None) -> bool:
     """Return True if a publisher hears that its message is refused; False if it should send it again.
 
-    It is refused if certainly nothing was stored and the store does answer.
+    It is refused if certainly nothing was stored and the store does answer. A node that is no longer in charge refuses
+    nothing: the one that is may take the message.
     """
+    if isinstance(error, StoreFencedError):
+        return False
     return bool(getattr(error, "certain", False)) and not getattr(error, "away", False)
 
 

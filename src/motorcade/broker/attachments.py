@@ -11,7 +11,9 @@ Rule 1: a client is claimed before its session is looked for. What the store has
         a start of a lone node does it for all sessions; after that everything goes on as on a lone node.
 Rule 2: who loses a client ends its connection, writes its session down, and detaches it. Then the new member goes on.
         It reads what the client publishes only when the old one has answered everything (`drained`), or is fenced: the
-        fence of a home does not cover what its client writes elsewhere (retained messages, keys that replace).
+        fence of a home does not cover what its client writes elsewhere (retained messages, keys that replace). A client
+        whose connection broke is detached when that is answered, unless another member asks for it: who attaches a
+        client that nobody has knows of nobody to wait for.
 Rule 3: a session whose client is away belongs to no member. It is written down and forgotten here; what it must get is
         appended by the publishers' members, and its end and its will are due in its cell (`steward`).
 Rule 4: claims of one client follow each other; a client that comes back while it leaves is claimed again after that.
@@ -36,7 +38,7 @@ from motorcade.broker.session import Session
 from motorcade.broker.session_records import AWAITING, SESSIONS, SUBSCRIPTIONS, owner_of
 from motorcade.broker.session_store import SessionStore
 from motorcade.clock import time
-from motorcade.commit import Commit
+from motorcade.commit import Commit, joined
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.extension.cluster import AskError, Cluster
@@ -75,7 +77,7 @@ ADOPTION: Final = Claim(lasting=True, clean=False)  #: no client is there: somet
 class AttachedClient:
     """A client that is attached to this member, or about to be."""
 
-    __slots__ = ("claim", "claimed", "drained", "fence", "flushed", "id", "left", "noted", "state")
+    __slots__ = ("asked", "claim", "claimed", "drained", "fence", "flushed", "id", "left", "noted", "state")
 
     def __init__(self, client_id: str, claim: Claim) -> None:
         self.id = client_id
@@ -83,6 +85,7 @@ class AttachedClient:
         self.state = Attaching.CLAIMING
         self.fence: Fence | None = None  #: None: let in while the store is away
         self.noted = 0  #: number of the last note of its cell that its session here takes into account
+        self.asked = False  #: by another member, to let it go: that one waits until it is drained
         self.drained: Commit[None] | None = None  #: of the member that had it before, until that is so
         self.flushed = False  #: what its session has acknowledged is written, as far as that can be done
         self.claimed: Commit[None] = Commit()
@@ -291,6 +294,11 @@ class Attachments:
 
     # -- they go
 
+    def disconnected(self, session: Session) -> None:
+        """Note that a client has no connection here any more; its session may have ended with it."""
+        self._drain(session)
+        self.idle(session.client.client_id)
+
     def idle(self, client_id: str) -> None:
         """Note that a client has no connection here, or that its session has ended."""
         if client_id in self._clients:
@@ -312,6 +320,8 @@ class Attachments:
             or (session is not None and session.link is not None)
         ):
             self._idle.pop(client_id, None)
+            if client is not None and client.state is Attaching.ATTACHED:
+                client.asked = False  # it has come back
             return
         if client.fence is None:
             if session is None:
@@ -322,6 +332,10 @@ class Attachments:
             ending = session.owed.done
         if ending is not None:
             self._settle_after(client, ending)
+            return
+        draining = self._draining.get(client_id)
+        if draining is not None and not client.asked:
+            self._settle_after(client, draining)
             return
         batch = Batch()
         if session is not None:
@@ -380,6 +394,7 @@ class Attachments:
         session = self._registry.sessions.get(client.id)
         if session is not None:
             link = session.link
+            self._drain(session)
             self._registry.forget(session)
             self._sessions.let_go(session)
             if link is not None:
@@ -402,6 +417,7 @@ class Attachments:
         if client is None or self._clients.get(client_id) is not client:
             return
         session = self._registry.sessions.get(client_id)
+        client.asked = True
         if session is not None and session.link is not None:
             log.info("client_moves", client_id=client_id, member=member)
             self._moves["went"] += 1
@@ -412,18 +428,20 @@ class Attachments:
         await client.left
 
     def _drain(self, session: Session) -> None:
-        """Note when everything that a client has published here is answered."""
+        """Note when everything that a client has published here is answered, by this connection and earlier ones."""
         if not session.acks_wait:
             return
         client_id = session.client.client_id
-        drained = self._draining[client_id] = Commit()
+        answered: Commit[None] = Commit()
+        earlier = self._draining.get(client_id)
+        drained = self._draining[client_id] = answered if earlier is None else joined((earlier, answered))
 
-        def answered() -> None:
+        def over() -> None:
             if self._draining.get(client_id) is drained:
                 del self._draining[client_id]
-            drained.finish()
 
-        session.ack_queue().join(Commit.stored(None), answered, 0)
+        drained.then(over)
+        session.ack_queue().join(Commit.stored(None), answered.finish, 0)
 
     async def _asked_drained(self, member: str, body: bytes) -> bytes:
         """Answer when everything that a client has published here is answered."""

@@ -210,7 +210,7 @@ class SessionStore:
     def disconnected(self, session: Session) -> None:
         """Write down that a client has gone; with several nodes its session goes to sleep."""
         if self.attachments is not None:
-            self.attachments.idle(session.client.client_id)
+            self.attachments.disconnected(session)
         elif session.durable is not None and not session.ended:
             self.save(session)
 

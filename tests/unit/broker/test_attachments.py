@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from motorcade.broker.attachments import LET_GO
+from motorcade.broker.attachments import DRAIN_PATIENCE, LET_GO
 from motorcade.broker.session_records import AWAITING, SESSIONS, SUBSCRIPTIONS
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
@@ -25,7 +25,7 @@ from motorcade.mqtt.packets import (
     Will,
 )
 from motorcade.mqtt.properties import Properties
-from motorcade.storage.ports import StoreAwayError
+from motorcade.storage.ports import StoreAwayError, StoreFencedError
 from tests.support.members import MemberNode, Members
 from tests.support.virtual import Client, Peer, standing
 
@@ -183,6 +183,61 @@ def test_what_a_client_publishes_waits_for_what_it_published_elsewhere(members: 
     members.wait(1)
     assert [b"1", b"2"] == watcher.payloads()
     assert [5] == [packet.packet_id for packet in peer.take() if isinstance(packet, Puback)]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("how", ["reset", "displaced"])
+def test_what_a_client_publishes_waits_for_what_its_broken_connection_has_published(
+    members: Members, how: str, clean: bool
+) -> None:
+    """Nothing of it would be known elsewhere once it is detached; and servers of a store do not wait for each other."""
+    a, b, c = members.nodes
+    watcher = lasting(c, "watcher", "t")
+    here = a.client("car") if clean else lasting(a, "car")
+    members.store.held = True
+    here.put("t", b"1")
+    members.turn()
+    late = members.store.set_aside()
+    members.store.held = False
+    if how == "displaced":
+        b.cluster.mute.add(a.member)
+    else:
+        here.close()
+        members.wait(0.5)
+    peer = b.peer()
+    peer.send(Connect("car", 5, clean_start=clean, properties=Properties() if clean else LASTING))
+    members.wait(LET_GO + 1)
+    assert [Connack] == [type(packet) for packet in peer.take()]
+    if how == "displaced":  # it finds out by itself before it is asked
+        with members.loop.running():
+            a.attachments.lost("car")
+        b.cluster.mute.clear()
+    peer.send(Publish("t", b"2", 1, packet_id=5))
+    members.wait(DRAIN_PATIENCE + 5)
+    assert [] == peer.take()
+    late()
+    members.wait(1)
+    assert [b"1", b"2"] == watcher.payloads()
+    assert [5] == [packet.packet_id for packet in peer.take() if isinstance(packet, Puback)]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_member_that_was_fenced_refuses_no_message(members: Members, version: int, qos: int) -> None:
+    """Its publishers are closed without an answer, and send again what another member will take."""
+    a, _, c = members.nodes
+    lasting(c, "watcher", "t")
+    publisher = Client(a, "car", version)
+    publisher.connect(Connect("car", version, clean_start=True))
+    members.store.held = True
+    publisher.put("t", b"1", qos)
+    members.turn()
+    with members.loop.running():
+        members.store.fail(StoreFencedError("this store was fenced"))
+        members.store.let_go()
+    members.turn()
+    assert [] == [packet for packet in publisher.take() if isinstance(packet, Puback | Pubrec)]
+    assert not publisher.open
 
 
 def test_what_a_client_acknowledges_does_not_wait_for_that(members: Members) -> None:
