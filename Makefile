@@ -41,6 +41,11 @@ chaos: setup ## Kill a node under load and count every message (ROUNDS=100 ENGIN
 	@scripts/need-commands redis-server
 	@.venv/bin/python -m tests.chaos.$(if $(FANOUT),fanout,$(if $(ECQ),ecq,crash)) --rounds $(ROUNDS) --engine $(ENGINE) $(ARGS)
 
+.PHONY: chaos-cluster
+chaos-cluster: setup ## Three nodes as one broker under faults, two at a time, with every message counted (ARGS="--faults 150 --redis cluster --forget")
+	@scripts/need-commands redis-server
+	@.venv/bin/python -m tests.chaos.cluster --rounds $(ROUNDS) $(ARGS)
+
 .PHONY: chaos-dispatch
 chaos-dispatch: setup ## Kill leaders, workers and Redis masters under load and count every message (ARGS="--rounds 100")
 	@scripts/need-commands redis-server

@@ -11,6 +11,9 @@ What outlives a connection is in `Memory`, which outlives the node:
     incoming   ids of QoS 2 messages that were handed on and whose PUBREL is not here yet; the same id again is the same
                message again [MQTT-4.3.3-2]
 
+Where a broker has several nodes, a client asks before each connection which one it shall take, and may move: end its
+connection, or leave it open behind it, and come back elsewhere.
+
 Rule 1: nothing new is sent on a connection before everything old was repeated.
 Rule 2: a broker that says "no session" gets a client without memory [MQTT-3.2.2-5]: all of it is forgotten here too,
         and written down as a finding.
@@ -32,6 +35,9 @@ from tests.support.wire import Address, Packet
 #: Seconds between two attempts to reach a broker that is down, and until an attempt counts as failed.
 RETRY = 0.03
 PATIENCE = 10.0
+
+#: Connections of a client that are left open behind it.
+ABANDONED = 2
 
 SESSION_EXPIRY = 0x11
 RECEIVE_MAXIMUM = 0x21
@@ -110,14 +116,15 @@ class Memory:
 class StrictClient:
     """One client with a durable session, which reconnects until it is stopped.
 
-    `deliver` gets every message that the application would get, and the number of the connection. `pause` gives the
-    seconds to wait before each acknowledgement.
+    `address` may be a function, which is asked before each connection. `deliver` gets every message that the
+    application would get, and the number of the connection. `pause` gives the seconds to wait before each
+    acknowledgement.
     """
 
     def __init__(
         self,
         name: str,
-        address: Address,
+        address: Address | Callable[[], Address],
         history: History,
         *,
         version: int = 5,
@@ -130,6 +137,7 @@ class StrictClient:
         self.address = address
         self.history = history
         self.version = version
+        self.place = ""  #: where the present or last connection leads
         self.deliver = deliver
         self.receive_maximum = receive_maximum
         self.pause = pause
@@ -145,7 +153,10 @@ class StrictClient:
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._last_id = 0
+        self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
+        self._abandoned: deque[asyncio.StreamWriter] = deque()  # left open: the broker believes them to be there
+        self._abandons = False  # the present connection shall become one of these
         self._unanswered: set[int] = set()  #: ids of messages that the broker still waits for, on this connection
         self._delayed: deque[bytes] = deque()
         self._more = asyncio.Event()
@@ -163,6 +174,8 @@ class StrictClient:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        while self._abandoned:
+            self._abandoned.popleft().transport.abort()
 
     def check(self) -> None:
         """Raise what went wrong inside: a packet that no broker may send, or a mistake in here."""
@@ -178,6 +191,14 @@ class StrictClient:
         self._send_publish(outgoing)
         return outgoing
 
+    def publish_unacknowledged(self, publication: Publication, payload: bytes) -> bool:
+        """Send at QoS 0; False if there is no connection."""
+        if not self.connected.is_set():
+            return False
+        self._send_publish(Outgoing(0, publication, payload, retain=False))
+        publication.completed = publication.sent[0]
+        return True
+
     async def subscribe(self, receiver: Receiver | None, pattern: str, qos: int) -> Window:
         """Subscribe, in as many attempts as it takes; for `receiver` it counts from SUBACK on."""
         window = Window(pattern, qos, asked=self.history.clock())
@@ -187,6 +208,7 @@ class StrictClient:
         return window
 
     async def unsubscribe(self, window: Window) -> None:
+        window = next((each for each in self.windows if each.filter == window.filter), window)
         window.leaving = self.history.clock()
         await self._ask(Request(window, leave=True))
 
@@ -204,6 +226,18 @@ class StrictClient:
     def come_back(self) -> None:
         self._wanted.set()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is connected, or tries to be."""
+        return self._wanted.is_set()
+
+    def abandon(self) -> None:
+        """Read and write nothing more on this connection, leave it open, and make another one."""
+        if self._writer is not None and self.connected.is_set():
+            self._abandons = True
+            self._writer.transport.pause_reading()  # type: ignore[attr-defined]  # of all transports of streams
+            self._reader.feed_eof()
+
     # -- connections
 
     async def _run(self) -> None:
@@ -220,7 +254,10 @@ class StrictClient:
             if self.receive_maximum:
                 properties += wire.prop(RECEIVE_MAXIMUM, self.receive_maximum)
         connect = wire.connect_packet(self.name, version=self.version, clean=False, keepalive=0, properties=properties)
-        reader, self._writer, connack = await dial(self.address, connect, self.version)
+        address = self.address() if callable(self.address) else self.address
+        self.place = str(address)
+        reader, self._writer, connack = await dial(address, connect, self.version)
+        self._reader = reader
         try:
             if connack.reason:
                 self.refusals[connack.reason] += 1
@@ -239,14 +276,20 @@ class StrictClient:
             pass
         finally:
             self.connected.clear()
-            self._writer.transport.abort()
+            if self._abandons:
+                self._abandons = False
+                self._abandoned.append(self._writer)
+                if len(self._abandoned) > ABANDONED:
+                    self._abandoned.popleft().transport.abort()
+            else:
+                self._writer.transport.abort()
             self._writer = None
 
     def _resume(self, session_present: bool) -> None:
         if self.memory.known:
             self.history.reconnects += 1
             if not session_present:
-                self.history.odd("session forgotten", f"{self.name}, connection {self.connections}")
+                self.history.forgotten(self.name, f"{self.name}, connection {self.connections}")
                 self._forget()
         self.memory.known = True
         self._unanswered.clear()
@@ -266,9 +309,12 @@ class StrictClient:
             self._finish(outgoing)
         self.memory.incoming.clear()
         asked = {id(request.window) for request in self._requests}
-        for window in self.windows:
+        for window in list(self.windows):
             if id(window) not in asked:
-                self._requests.append(Request(window, leave=False))
+                again = self.history.subscribes_again(window)
+                if again is not window:
+                    self.windows.remove(window)
+                self._requests.append(Request(again, leave=False))
 
     # -- packets in
 
@@ -368,7 +414,8 @@ class StrictClient:
         self._requests.remove(request)
         if request.leave:
             request.window.left = self.history.clock()
-            self.windows.remove(request.window)
+            if request.window in self.windows:
+                self.windows.remove(request.window)
         elif request.window not in self.windows:
             request.window.granted = self.history.clock()
             self.windows.append(request.window)
@@ -400,13 +447,14 @@ class StrictClient:
     def _send_publish(self, outgoing: Outgoing, *, again: bool = False) -> None:
         publication = outgoing.publication
         publication.sent.append(self.history.clock())
+        publication.through.append(self.place)
         self._send(
             wire.publish_packet(
                 publication.topic,
                 outgoing.payload,
                 version=self.version,
                 qos=publication.qos,
-                packet_id=outgoing.packet_id,
+                packet_id=outgoing.packet_id or None,
                 retain=outgoing.retain,
                 dup=again,
             )

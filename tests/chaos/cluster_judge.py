@@ -11,6 +11,15 @@ Rule 7: a store that forgets takes what was under way about the homes of the cel
         (`Lapse`). All of it is counted as excused, by kind.
 Rule 8: a look at retained messages sees the last value that was acknowledged a while before; the last looks, at the
         end, see the last one.
+Rule 9: what a publisher says at two members comes to live receivers by two links, of which one may be slow: a publisher
+        that moves is answered when a member has not confirmed in time (`cluster.patience`). There order is counted, not
+        judged. Durable receivers get it in the order of their mailbox.
+        Nor is it judged for what was sent before the SUBACK: the subscription may have come between two messages, and
+        then the first of them comes only when its publisher repeats it.
+Rule 10: a session that was forgotten ends its subscriptions: when the store forgot it, or, if no store did, when its
+        client found out, which is a finding.
+Rule 11: a member that another one has not answered in time acknowledges all the same, and delivers when it is heard of
+        again (`cluster.patience`). One that ends before that takes it along. For live receivers this is counted.
 """
 
 from __future__ import annotations
@@ -40,6 +49,10 @@ CLIENT = "client:"  #: what the home of a client begins with
 class Forgotten(Protocol):
     """What a store has forgotten."""
 
+    @property
+    def began(self) -> float:
+        """When that time began."""
+
     def concerns(self, home: str, began: float, ended: float) -> bool:
         """Whether something about this home, which began and ended then, may be gone."""
 
@@ -66,6 +79,26 @@ class Ledger(History):
         self.violations: list[str] = []  #: of fences, from the traces of the store
         self.slack = 0.0  #: seconds after which a look sees what was acknowledged
         self.forgotten_sessions: list[tuple[str, float, str]] = []  #: client, when, words
+        self.deaths: list[tuple[str, float]] = []  #: addresses of members that have ended, and when
+        self.broken: list[tuple[Receiver, Window, float]] = []  #: subscriptions that went with their sessions, and when
+
+    def forgotten(self, client: str, words: str) -> None:
+        self.forgotten_sessions.append((client, self.clock(), f"{words} at {self.clock():.3f}"))
+
+    def subscribes_again(self, window: Window) -> Window:
+        again, now = Window(window.filter, window.qos, asked=self.clock()), self.clock()
+        for receiver in self.receivers.values():
+            if any(each is window for each in receiver.windows):
+                receiver.windows.append(again)
+                self.broken.append((receiver, window, now))
+        return again
+
+    def died_after(self, publication: Publication) -> bool:
+        """Whether the member that has acknowledged a message ended soon after that."""
+        told = publication.acknowledged
+        return any(
+            place == publication.through[-1] and told <= when <= told + self.slack for place, when in self.deaths
+        )
 
     def excuses(self, home: str, began: float, ended: float) -> bool:
         return any(lapse.concerns(home, began, ended) for lapse in self.lapses)
@@ -84,6 +117,8 @@ class Verdict(Findings):
     excused: Counter[str] = field(default_factory=Counter)  #: what a store that forgets has cost, by kind
     wills: int = 0
     wills_repeated: int = 0
+    reordered: int = 0  #: for live receivers, of a publisher that has moved (rule 9)
+    untold: int = 0  #: acknowledged, not confirmed in time, and gone with its member, for live receivers (rule 11)
     looks: int = 0
     reconnects: int = 0
     slowest: float = 0.0  #: seconds until the slowest probe was everywhere
@@ -124,6 +159,11 @@ class Timeline:
 def judge(ledger: Ledger) -> Verdict:
     """Compare what was promised with what came."""
     verdict = Verdict(reconnects=ledger.reconnects, looks=len(ledger.probes), wills=len(ledger.wills))
+    for receiver, window, when in ledger.broken:
+        homes = _clients(ledger, receiver)
+        lapses = [each for each in ledger.lapses if any(each.concerns(home, 0.0, when) for home in homes)]
+        window.left = min(window.left, when)
+        window.leaving = min(window.leaving, max((each.began for each in lapses), default=when))
     for kind, words in ledger.oddities:
         verdict.add(kind, words)
     for client, when, words in ledger.forgotten_sessions:
@@ -172,6 +212,9 @@ def _judge_receiver(ledger: Ledger, timeline: Timeline, receiver: Receiver, verd
             or ledger.excuses(home, window.asked, window.granted)
             for home in homes
         )
+        if "#" in receiver.name and publication.through and ledger.died_after(publication):
+            verdict.untold += 1
+            continue
         words = f"{receiver.name} never got {name} (QoS {publication.qos}, sent {publication.sent[0]:.3f})"
         verdict.blame("lost", words, excused=excused)
     windows = _by_filter(receiver)
@@ -183,13 +226,14 @@ def _judge_receiver(ledger: Ledger, timeline: Timeline, receiver: Receiver, verd
         if any(copy.qos not in {min(qos, publication.qos) for qos in granted} for copy in found):
             verdict.add("wrong QoS", f"{receiver.name} got {name} at QoS {[copy.qos for copy in found]}")
         _judge_copies(ledger, receiver, publication, found, homes, verdict)
-        late = _unwanted(windows, publication)
+        late = _unwanted(windows, publication, ledger.slack if "#" in receiver.name else 0.0)
         if late is not None:
             excused = any(ledger.excuses(home, late.leaving, late.left) for home in homes)
             words = f"{receiver.name} got {name} after its UNSUBACK"
             verdict.blame("unwanted", words, excused=excused)
     if not receiver.shared:
-        _judge_order(ledger, receiver, (found[0] for found in copies.values()), homes, verdict)
+        first = (found[0] for found in copies.values())
+        _judge_order(ledger, receiver, windows, first, homes, verdict)
 
 
 def _by_filter(receiver: Receiver) -> dict[str, list[Window]]:
@@ -200,14 +244,18 @@ def _by_filter(receiver: Receiver) -> dict[str, list[Window]]:
     return found
 
 
-def _unwanted(windows: dict[str, list[Window]], publication: Publication) -> Window | None:
-    """The subscription that was over before the message was sent, if there was none that may have caught it."""
+def _unwanted(windows: dict[str, list[Window]], publication: Publication, slack: float) -> Window | None:
+    """The subscription that was over before the message was sent, if there was none that may have caught it.
+
+    `slack`: seconds that it may have been under way to another member after its publisher was answered.
+    """
     over = None
+    done = publication.completed + slack if publication.qos else NEVER  # nobody tells when one of QoS 0 was taken
     for pattern, found in windows.items():
         if not matches(pattern, publication.topic):
             continue
         # The last one that was asked for before the message was done, and the ones before, which may overlap with it.
-        last = bisect_right(found, publication.completed, key=lambda window: window.asked)
+        last = bisect_right(found, done, key=lambda window: window.asked)
         for window in reversed(found[max(last - 2, 0) : last]):
             if publication.sent[0] <= window.left:
                 return None
@@ -242,15 +290,36 @@ def _judge_copies(
         verdict.add("repeated on one connection", f"{receiver.name} got {name} {len(copies)} times")
 
 
+def _began_within(windows: dict[str, list[Window]], publication: Publication) -> bool:
+    """Whether the message was sent for the first time when a subscription was granted, or later."""
+    sent = publication.sent[0]
+    for pattern, found in windows.items():
+        if matches(pattern, publication.topic):
+            last = bisect_right(found, sent, key=lambda window: window.asked)
+            if any(window.granted < sent <= window.left for window in found[max(last - 2, 0) : last]):
+                return True
+    return False
+
+
 def _judge_order(
-    ledger: Ledger, receiver: Receiver, first: Iterable[Delivery], homes: list[str], verdict: Verdict
+    ledger: Ledger,
+    receiver: Receiver,
+    windows: dict[str, list[Window]],
+    first: Iterable[Delivery],
+    homes: list[str],
+    verdict: Verdict,
 ) -> None:
     latest: dict[tuple[str, str], Publication] = {}
     for delivery in first:
         publication = ledger.publications[delivery.name]
+        if not _began_within(windows, publication):
+            continue
         place = (publication.publisher, publication.topic)
         before = latest.get(place)
         if before is not None and publication.number < before.number:
+            if "#" in receiver.name and len({*publication.through, *before.through}) > 1:
+                verdict.reordered += 1
+                continue
             everybody = [*homes, CLIENT + publication.publisher]
             excused = any(ledger.excuses(home, publication.sent[0], delivery.at) for home in everybody)
             words = f"{receiver.name} got {publication.name} after {before.name}"

@@ -13,13 +13,14 @@ import signal
 from pathlib import Path
 
 from tests.chaos.cluster_network import Network
-from tests.chaos.cluster_node import ROUTES
+from tests.chaos.cluster_node import ROUTES, WITHOUT
 from tests.chaos.cluster_store import ClusterStore
 from tests.chaos.victim import NotReadyError
 from tests.support.node import ROOT, Endpoint, NodeProcess
 from tests.support.ports import free_port
 
 NAMES = ("one", "two", "three")
+VIEW = 5 / 3  #: leases, of the view; as by default
 
 #: No queue may drop anything: what is not delivered shall be the fault of the members, never of a limit.
 CONFIG = """
@@ -47,8 +48,10 @@ class MemberProcess(NodeProcess):
 class Member:
     """One node."""
 
-    def __init__(self, name: str, folder: Path, *, lease: float, more: str = "", source: Path | None = None) -> None:
-        """`source`: the folder with the package, if it is not that of this repository."""
+    def __init__(
+        self, name: str, folder: Path, *, lease: float, more: str = "", without: str = "", source: Path | None = None
+    ) -> None:
+        """`without`: what it shall do without (`cluster_node`); `source`: the folder with another package."""
         self.name = name
         self.mqtt = Endpoint("127.0.0.1", free_port())
         self.http = Endpoint("127.0.0.1", free_port())
@@ -59,7 +62,10 @@ class Member:
         self.troubles: list[tuple[str, str]] = []  #: kind of finding, and words
         self.url = ""
         self.routes: dict[str, str] = {}
-        self._config = CONFIG.format(name=name, bind=self.link, lease=lease, view=lease + 2.0, more=more)
+        # Shorter than twice the lease: who stands still for that long has lost its view.
+        view = max(lease * VIEW, lease + 1.1)
+        self._config = CONFIG.format(name=name, bind=self.link, lease=lease, view=view, more=more)
+        self._without = without
         self._source = source or ROOT / "src"
         self._process: NodeProcess | None = None
 
@@ -83,6 +89,7 @@ class Member:
         self.starts += 1
         env = {
             ROUTES: json.dumps(self.routes),
+            WITHOUT: self._without,
             "PYTHONPATH": os.pathsep.join([str(self._source), str(ROOT)]),
         }
         node = MemberProcess("--store", self.url, config=self._config, data=self.data, env=env, http=True)
@@ -143,11 +150,20 @@ class Trio:
     """The members, the network between them, and their store."""
 
     def __init__(
-        self, store: ClusterStore, folder: Path, *, lease: float, more: str = "", source: Path | None = None
+        self,
+        store: ClusterStore,
+        folder: Path,
+        *,
+        lease: float,
+        more: str = "",
+        without: str = "",
+        source: Path | None = None,
     ) -> None:
         self.store = store
         self.lease = lease
-        self.members = {name: Member(name, folder, lease=lease, more=more, source=source) for name in NAMES}
+        self.members = {
+            name: Member(name, folder, lease=lease, more=more, without=without, source=source) for name in NAMES
+        }
         self.network: Network
 
     async def start(self) -> None:

@@ -42,6 +42,7 @@ class Publication:
     completed: float = NEVER  #: PUBACK, PUBCOMP
     refused: int = 0  #: reason code of a broker that did not take it
     given_up: bool = False  #: its session was gone, and with it the right to repeat it
+    through: list[str] = field(default_factory=list)  #: the nodes that it went out to, every time
 
     @property
     def is_acknowledged(self) -> bool:
@@ -149,6 +150,14 @@ class History:
         """Something that is wrong whatever else happens."""
         self.oddities.append((kind, words))
 
+    def forgotten(self, client: str, words: str) -> None:
+        """Note that a client found no session where it had one."""
+        self.odd("session forgotten", words)
+
+    def subscribes_again(self, window: Window) -> Window:
+        """Return the subscription that a client asks for in place of one that went with its session."""
+        return window
+
 
 @dataclass
 class Tally:
@@ -220,6 +229,7 @@ class Debts:
     """What is acknowledged, due, and not there yet: asked again and again while a run comes to its end.
 
     Each question looks only at what the last answer left open: whether a message is due is final once its flow is over.
+    Receivers that end with a connection (`NAME#NUMBER`) are left out: what is owed to them is known afterwards.
     """
 
     def __init__(self, history: History) -> None:
@@ -234,7 +244,9 @@ class Debts:
         new = self.history.sent()[self._seen :]
         self._seen += len(new)
         result = {}
-        for receiver in self.history.receivers.values():
+        for receiver in list(self.history.receivers.values()):
+            if "#" in receiver.name:
+                continue
             there = self._there[receiver.name]
             fresh = receiver.deliveries[self._read[receiver.name] :]
             self._read[receiver.name] += len(fresh)

@@ -172,6 +172,66 @@ def test_a_store_that_forgets_excuses_what_it_held_and_nothing_else(
         assert not judge(ledger).passed, "another time"
 
 
+def test_what_began_before_a_subscription_has_no_order() -> None:
+    """The second of two messages came when the subscription was just there, the first when it was sent again."""
+    for sent, passed in ((9.0, True), (11.0, False)):
+        ledger = sound()
+        ledger.receiver("new").windows.append(Window("t/q1", 1, 10.0, 10.1))
+        for number in (12, 14, 10):
+            delivered(ledger, f"p:{number}", to="new", at=20.0)
+        ledger.publications["p:10"].sent[:] = [sent, 15.0]
+        ledger.publications["p:10"].completed = ledger.publications["p:10"].acknowledged = 16.0
+        without(ledger, "r", "p:10")
+        without(ledger, "s#1", "p:10")
+        without(ledger, "toggler", "p:10")
+        delivered(ledger, "p:10", to="r", at=15.5)
+        ledger.receivers["r"].deliveries.sort(key=lambda each: ledger.publications[each.name].number)
+        for number in range(16, 41, 2):
+            delivered(ledger, f"p:{number}", to="new")
+        verdict = judge(ledger)
+        assert passed is not bool(verdict.count("order")), verdict.told()
+
+
+def test_what_goes_with_a_member_is_counted_for_live_receivers_only() -> None:
+    """It was acknowledged by a member that ended soon after, and by none that lived on."""
+    for when, counted in ((8.0, True), (20.0, False)):
+        ledger = sound()
+        for publication in ledger.publications.values():
+            publication.through.append("there:1")
+        ledger.deaths = [("there:1", when), ("elsewhere:1", 8.0)]
+        without(ledger, "s#1", "p:5")
+        verdict = judge(ledger)
+        assert (counted, 1 - counted) == (bool(verdict.untold), verdict.count("lost"))
+        without(ledger, "r", "p:5")
+        assert judge(ledger).count("lost") == 2 - counted
+
+
+def test_live_receivers_of_a_publisher_that_has_moved_are_not_judged_by_order() -> None:
+    for places, judged in ((("a", "b"), False), (("a", "a"), True)):
+        ledger = sound()
+        for number, publication in enumerate(ledger.publications.values()):
+            publication.through.append(places[number % 4 // 2])
+        deliveries = ledger.receivers["s#1"].deliveries
+        deliveries[1], deliveries[3] = deliveries[3], deliveries[1]
+        verdict = judge(ledger)
+        assert (judged, not judged) == (bool(verdict.count("order")), bool(verdict.reordered)), verdict.told()
+
+
+def test_a_forgotten_session_ends_its_subscriptions_when_the_store_forgot_it() -> None:
+    """What came between that and the new subscription is not owed; what came before it is."""
+    for missing, lost in (("p:25", 0), ("p:15", 1), ("p:35", 1)):
+        ledger = sound()
+        ledger.clock = lambda: 30.0
+        ledger.lapses = [Gap("client:r", 20.0, 21.0)]
+        ledger.forgotten("r", "r, connection 2")
+        again = ledger.subscribes_again(ledger.receivers["r"].windows[0])
+        again.granted = 30.1
+        without(ledger, "r", missing)
+        verdict = judge(ledger)
+        assert lost == verdict.count("lost"), verdict.told()
+        assert 1 == verdict.excused["session forgotten"]
+
+
 @pytest.mark.timeout(120)
 def test_no_pair_of_subscriptions_and_messages_is_looked_at_without_need() -> None:
     """Many short subscriptions and many messages; minutes, if the judge compares all with all."""

@@ -30,12 +30,17 @@ PATIENCE = 20.0
 class PahoClient:
     """What publisher and subscriber have in common: a durable session, and an eye on "session present"."""
 
-    def __init__(self, name: str, address: Address, history: History, version: int) -> None:
+    def __init__(
+        self, name: str, address: Address | Callable[[], Address], history: History, version: int, keepalive: int = 60
+    ) -> None:
         self.name = name
+        self._place = address
         self.history = history
         self.connected = threading.Event()
         self.connections = 0
-        self._connect: dict[str, Any] = {"host": address.host, "port": address.port, "keepalive": 60}
+        self.place = ""  #: where the present or last connection leads
+        self._leaving = False
+        self._connect: dict[str, Any] = {"keepalive": keepalive}
         if version == 5:
             self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
             properties = Properties(PacketTypes.CONNECT)
@@ -46,12 +51,21 @@ class PahoClient:
         self.client.reconnect_delay_set(RETRY, RETRY)  # type: ignore[arg-type]  # annotated as int, used as seconds
         self.client.on_connect = self._on_connect
         self.client.on_disconnect = self._on_disconnect
+        self.client.on_connect_fail = self._on_connect_fail
 
     def start(self) -> None:
-        self.client.connect(**self._connect)
+        self._aim(at_once=True)
         self.client.loop_start()
 
+    def _aim(self, *, at_once: bool = False) -> None:
+        """Say where the next connection leads; paho takes the options of a connection for all that follow."""
+        address = self._place() if callable(self._place) else self._place
+        connect = self.client.connect if at_once else self.client.connect_async
+        connect(host=address.host, port=address.port, **self._connect)
+        self.place = str(address)
+
     def stop(self) -> None:
+        self._leaving = True
         self.client.disconnect()
         self.client.loop_stop()
 
@@ -61,13 +75,21 @@ class PahoClient:
         if self.connections:
             self.history.reconnects += 1
             if not flags.session_present:
-                self.history.odd("session forgotten", f"{self.name}, connection {self.connections + 1}")
+                self.history.forgotten(self.name, f"{self.name}, connection {self.connections + 1}")
         self.connections += 1
         self.resumed(forgotten=self.connections == 1 or not flags.session_present)
         self.connected.set()
 
     def _on_disconnect(self, client: paho.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         self.connected.clear()
+        self._aim_elsewhere()
+
+    def _on_connect_fail(self, client: paho.Client, userdata: Any) -> None:
+        self._aim_elsewhere()
+
+    def _aim_elsewhere(self) -> None:
+        if callable(self._place) and not self._leaving:
+            self._aim()
 
     def resumed(self, *, forgotten: bool) -> None:
         """Connected again; `forgotten`: the broker has no session."""
@@ -77,9 +99,18 @@ class PahoSubscriber(PahoClient):
     """Holds one subscription and writes down what comes."""
 
     def __init__(
-        self, name: str, address: Address, history: History, *, version: int, receiver: Receiver, pattern: str, qos: int
+        self,
+        name: str,
+        address: Address | Callable[[], Address],
+        history: History,
+        *,
+        version: int,
+        receiver: Receiver,
+        pattern: str,
+        qos: int,
+        keepalive: int = 60,
     ) -> None:
-        super().__init__(name, address, history, version)
+        super().__init__(name, address, history, version, keepalive)
         self.receiver = receiver
         self.window = Window(pattern, qos, asked=history.clock())
         self.granted = threading.Event()
@@ -88,6 +119,11 @@ class PahoSubscriber(PahoClient):
         self.client.on_subscribe = self._on_subscribe
 
     def resumed(self, *, forgotten: bool) -> None:
+        if forgotten and self.granted.is_set():
+            again = self.history.subscribes_again(self.window)
+            if again is not self.window:
+                self.window = again
+                self.granted.clear()
         if forgotten or not self.granted.is_set():
             self.client.subscribe(self.window.filter, self.window.qos)
 
@@ -104,21 +140,24 @@ class PahoSubscriber(PahoClient):
 
 
 class PahoPublisher(PahoClient):
-    """Publishes one message after the other at QoS 1, from a thread of its own."""
+    """Publishes one message after the other at QoS 1, from a thread of its own, while it `may`."""
 
     def __init__(
         self,
         name: str,
-        address: Address,
+        address: Address | Callable[[], Address],
         history: History,
         *,
         version: int,
         compose: Callable[[], tuple[Publication, bytes]],
         pause: Callable[[], float],
+        may: Callable[[], bool] = lambda: True,
+        keepalive: int = 60,
     ) -> None:
-        super().__init__(name, address, history, version)
+        super().__init__(name, address, history, version, keepalive)
         self.compose = compose
         self.pause = pause
+        self.may = may
         self._current: Publication | None = None
         self._answered = threading.Event()
         self._ending = threading.Event()
@@ -145,12 +184,13 @@ class PahoPublisher(PahoClient):
 
     def _publish(self) -> None:
         while not self._ending.wait(self.pause()):
-            if not self.connected.wait(0.1):
+            if not self.connected.wait(0.1) or not self.may():
                 continue
             publication, payload = self.compose()
             self._answered.clear()
             self._current = publication
             publication.sent.append(self.history.clock())
+            publication.through.append(self.place)
             self.history.publications[publication.name] = publication
             self.client.publish(publication.topic, payload, publication.qos)
             self._answered.wait()
@@ -160,6 +200,7 @@ class PahoPublisher(PahoClient):
         current = self._current
         if current is not None and current.is_open:
             current.sent.append(self.history.clock())
+            current.through.append(self.place)
 
     def _on_publish(self, client: paho.Client, userdata: Any, mid: int, reason: Any, properties: Any) -> None:
         publication = self._current

@@ -1,7 +1,7 @@
 """What a traced store on Redis has written down (`RedisOptions.trace`), and whether it keeps its promises.
 
     I2  accepted decisions about a home form intervals, one for each fence, within its attachment
-    I3  no call of a writer is accepted after its fence in that cell
+    I3  no call of a writer is accepted after its fence in that cell; those before are accepted in order, each once
 
 Both are about one cell at a time: its trace has the order in which the server has carried things out.
 """
@@ -78,9 +78,14 @@ def _writers(entries: list[TraceEntry]) -> list[str]:
     """I3."""
     wrong = []
     fenced: set[str] = set()
+    last: dict[str, int] = {}
     for entry in entries:
         if entry.what == "fence":
             fenced.add(entry.name)
-        elif entry.what == "call" and entry.accepted and entry.name in fenced:
-            wrong.append(f"cell {entry.cell}: call {entry.number} of {entry.name} after its fence")
+        elif entry.what == "call" and entry.accepted:
+            if entry.name in fenced:
+                wrong.append(f"cell {entry.cell}: call {entry.number} of {entry.name} after its fence")
+            elif entry.number <= last.get(entry.name, 0):
+                wrong.append(f"cell {entry.cell}: call {entry.number} of {entry.name} after call {last[entry.name]}")
+            last[entry.name] = entry.number
     return wrong

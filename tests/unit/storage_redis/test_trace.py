@@ -144,8 +144,11 @@ A, B = (1, "aa"), (2, "bb")
         ([("attach a", A), ("decision", B)], "never attached"),
         ([("attach a", A), ("attach b", B), ("detach", A)], "after another attach"),
         ([("fence", A), ("call", A)], "after its fence"),
+        ([("call", A), ("call", B), ("call", A)], "call 1 of client:x after call 2"),
+        ([("call", A), ("call", A)], "call 1 of client:x after call 1"),
+        ([("attach a", A), ("attach b", B), ("decision", B), ("attach a", A), ("decision", A)], "after another attach"),
         ([("attach a", A), ("decision", A), ("detach", A), ("attach b", B), ("decision", B)], ""),
-        ([("call", A), ("fence", A)], ""),
+        ([("call", A), ("call", B), ("fence", A)], ""),
     ],
 )
 def test_the_checker_finds_what_is_wrong(told: list[tuple[str, tuple[int, str]]], found: str) -> None:
@@ -154,3 +157,16 @@ def test_the_checker_finds_what_is_wrong(told: list[tuple[str, tuple[int, str]]]
     assert bool(found) == bool(violations({3: entries}))
     assert found in "".join(violations({3: entries}))
     assert [] == violations({3: [entry._replace(accepted=False) for entry in entries[-1:]]})
+
+
+def test_the_checker_looks_at_each_line_once() -> None:
+    """Homes that are attached again and again, and a line at the end that belongs to the first of all fences."""
+    count, entries = 100_000, []
+    for number in range(1, count + 1):
+        fence = (number, "aa")
+        home = f"client:{number % 100}"
+        entries += [TraceEntry(3, home, *fence, what, True) for what in ("attach a", "decision", "decision")]
+        entries.append(TraceEntry(3, "writer", number, "", "call", True))
+    assert [] == violations({3: entries})
+    entries.append(TraceEntry(3, "client:1", 1, "aa", "decision", True))
+    assert 1 == len(violations({3: entries}))
