@@ -271,6 +271,7 @@ class Node:
         self.broker.stored = lambda: (
             max(0, housekeeping.figures.entries - self.plugins.history()) if housekeeping.figures is not None else 0
         )
+        housekeeping.kept = self.member.is_steward if self.member is not None else None
         housekeeping.on_expired = self.session_store.expired if self.session_store is not None else None
         self.housekeeping = self.tasks.start(housekeeping.run, "store.housekeeping")
 

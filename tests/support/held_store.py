@@ -215,8 +215,10 @@ class HeldStore:
     async def close(self) -> None:
         """Likewise."""
 
-    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
-        return await self.inner.sweep(now, budget, cursor)
+    async def sweep(
+        self, now: float, budget: int, cursor: bytes = b"", kept: Callable[[int], bool] | None = None
+    ) -> Swept:
+        return await self.inner.sweep(now, budget, cursor, kept)
 
     async def figures(self) -> StoreFigures:
         return await self.inner.figures()

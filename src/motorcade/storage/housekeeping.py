@@ -6,6 +6,7 @@ Rule 1: a step removes at most `budget` items, and is followed by a pause as lon
         more than half of the store's time, however much has expired at once.
 Rule 2: a budget of 0 means that this node removes nothing: the figures are still taken. Readers never see what has
         expired, so nothing is wrong then, but its room does not come back unless another node of a shared store sweeps.
+        With several nodes each sweeps the cells whose steward it is (`kept`).
 Rule 3: an error of the store is counted and told once; the next round comes later and later, up to LONGEST_PAUSE. The
         figures are taken also where sweeping fails; what cannot be had stays as it was.
 """
@@ -55,6 +56,8 @@ class Housekeeping:
         """Take `interval` in seconds; `clock` tells what counts as now."""
         #: Is told of entries that were removed: owners and positions.
         self.on_expired: Callable[[Iterable[tuple[str, int]]], None] | None = None
+        #: Says of which feeds this node sweeps the cells; None: of all.
+        self.kept: Callable[[int], bool] | None = None
         self.figures: StoreFigures | None = None  #: as of the last time they could be had
         self._store = store
         self._interval = max(interval, SHORTEST_PAUSE)
@@ -100,7 +103,7 @@ class Housekeeping:
         cursor: bytes | None = b""
         while self._budget and cursor is not None:
             start = loop.time()
-            swept = await self._store.sweep(self._clock(), self._budget, cursor)
+            swept = await self._store.sweep(self._clock(), self._budget, cursor, self.kept)
             self._steps += 1
             self._removed += swept.removed
             self._size_bytes += swept.size_bytes

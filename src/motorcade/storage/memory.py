@@ -1048,7 +1048,13 @@ class MemoryStore:
             else:
                 commit.settle(outcome)
 
-    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - see MORE
+    async def sweep(
+        self,
+        now: float,
+        budget: int,
+        cursor: bytes = b"",  # noqa: ARG002 - see MORE
+        kept: Callable[[int], bool] | None = None,  # noqa: ARG002 - it serves one node
+    ) -> Swept:
         self.gate.read()
         swept = self._ending.step(now, budget)
         self._swept += swept.removed

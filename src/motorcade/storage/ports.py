@@ -1075,10 +1075,13 @@ class Store(Protocol):
         sent is refused when sent again.
         """
 
-    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
+    async def sweep(
+        self, now: float, budget: int, cursor: bytes = b"", kept: Callable[[int], bool] | None = None
+    ) -> Swept:
         """Remove what has expired and blobs nothing refers to, at most `budget` items.
 
         Begin with no cursor, go on with the one from the step before until it is None.
+        `kept`: only in the cells of feeds for which it says so; an engine that serves one node has one, and asks not.
         """
 
     async def figures(self) -> StoreFigures:

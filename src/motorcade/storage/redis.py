@@ -1245,10 +1245,12 @@ class RedisStore:
     def writer(self) -> str:
         return self.core.writer.name
 
-    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:
+    async def sweep(
+        self, now: float, budget: int, cursor: bytes = b"", kept: Callable[[int], bool] | None = None
+    ) -> Swept:
         if not cursor:
             await redis_members.sweep(self.core)
-        swept = await Sweep(self.core, self.blobs, now, budget).step(cursor)
+        swept = await Sweep(self.core, self.blobs, now, budget, kept or _every_cell).step(cursor)
         self.core.swept += swept.removed
         return swept
 
@@ -1291,6 +1293,10 @@ class RedisStore:
         return await Inspection(self.core.servers, self.core.cells).run()
 
 
+def _every_cell(_cell: int) -> bool:
+    return True
+
+
 class Sweep:
     """One step of a sweep: first what has expired, cell by cell, then blobs that nothing refers to.
 
@@ -1298,10 +1304,11 @@ class Sweep:
     then gone through in the order of digests.
     """
 
-    def __init__(self, core: Core, blobs: RedisBlobs, now: float, budget: int) -> None:
+    def __init__(self, core: Core, blobs: RedisBlobs, now: float, budget: int, kept: Callable[[int], bool]) -> None:
         self._core = core
         self._blobs = blobs
         self._now = now
+        self._kept = kept
         self._left = budget
         self._removed = 0
         self._size_bytes = 0
@@ -1322,7 +1329,7 @@ class Sweep:
         entries = await self._core.everywhere("ZCOUNT", "x", "-inf", self._now)
         records = await self._core.everywhere("ZCOUNT", "y", "-inf", self._now)
         for cell in range(start, self._core.cells.count):
-            if not entries[cell] + records[cell]:
+            if not entries[cell] + records[cell] or not self._kept(cell):
                 continue
             more = True
             while more:
@@ -1341,7 +1348,7 @@ class Sweep:
     async def _unreferred(self, start: int, page: bytes, mark: bytes) -> bytes | None:
         sizes = await self._core.everywhere("HLEN", "b")
         for cell in range(start, self._core.cells.count):
-            if not sizes[cell]:
+            if not sizes[cell] or not self._kept(cell):
                 page, mark = b"0", b""
                 continue
             while True:

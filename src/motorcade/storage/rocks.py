@@ -955,7 +955,13 @@ class RocksStore:
     def writer(self) -> str:
         return self._reader.member.writer
 
-    async def sweep(self, now: float, budget: int, cursor: bytes = b"") -> Swept:  # noqa: ARG002 - the table is in order
+    async def sweep(
+        self,
+        now: float,
+        budget: int,
+        cursor: bytes = b"",  # noqa: ARG002 - the table is in order
+        kept: Callable[[int], bool] | None = None,  # noqa: ARG002 - it serves one node
+    ) -> Swept:
         removed, size_bytes, left = 0, 0, budget
         expired: list[tuple[str, int]] = []
         while True:
