@@ -63,6 +63,50 @@ async def rows(reader: StoreReader, stream: str, after: int, last: int, most: in
     return [row for page in pages for row in zip(*page, strict=True)]
 
 
+async def test_a_stream_that_two_nodes_write_reads_as_one(url: str, store: Store) -> None:
+    """Each record once, at the offset that its writer was told, in the order of each; times never go back.
+
+    Pages are read while both write, of any size, and the clock of one is behind.
+    """
+    if url.startswith("rocksdb"):
+        pytest.skip("the embedded engine serves one node")
+    other = await open_store(url, Durability.FAST)
+    told: dict[int, bytes] = {}
+    seen: list[list[tuple]] = []
+
+    async def write(node: Store, name: str, clock: float) -> None:
+        chance = random.Random(name)
+        for step in range(40):
+            values = [b"%s %d:%d" % (name.encode(), step, at) for at in range(chance.choice((1, 3, 40, 300)))]
+            offsets = await node.streams.append("both", values, NOW + step + clock)
+            assert list(offsets) == list(range(offsets[0], offsets[0] + len(values))), "what is appended together"
+            told.update(zip(offsets, values, strict=True))
+
+    try:
+        async with reading(url) as reader:
+            writing = asyncio.gather(write(store, "a", 0.0), write(other, "b", -5.0))
+            while not writing.done():
+                seen.append(await rows(reader, "both", 0, 100_000, most=97))
+            await writing
+            whole = await rows(reader, "both", 0, 100_000)
+            assert sorted(told.items()) == [(offset, value) for offset, _, value in whole]
+            assert list(range(1, len(told) + 1)) == [offset for offset, *_ in whole]
+            assert all(before[1] <= after[1] for before, after in itertools.pairwise(whole))
+            assert all(part == whole[: len(part)] for part in seen), "a part is the beginning"
+            for name in (b"a", b"b"):
+                steps = [tuple(map(int, value[2:].split(b":"))) for _, _, value in whole if value.startswith(name)]
+                assert sorted(steps) == steps
+            assert Extent(1, len(told), len(told), sum(map(len, told.values()))) == await look(
+                lambda: reader.extent("both")
+            )
+            assert whole == [
+                (record.offset, record.time, record.value)
+                for record in await other.streams.read("both", 0, len(told) + 1)
+            ]
+    finally:
+        await other.close()
+
+
 async def test_a_reader_sees_what_the_ports_see(url: str, store: Store) -> None:
     """Records of every kind of row: alone, in runs, of one form; in pages of any size, from any offset to any other."""
     await store.streams.append("s", [b"alone"], NOW)
