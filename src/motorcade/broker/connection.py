@@ -687,7 +687,7 @@ class Connection(asyncio.Protocol):
                 break
         self._keep(data, need)
 
-    def _throttle(self, messages: int, octets: int) -> None:
+    def _throttle(self, messages: int, size_bytes: int) -> None:
         """Pause reading while the client is over its rate (leaky buckets)."""
         now = self.seen
         wait = 0.0
@@ -696,7 +696,7 @@ class Connection(asyncio.Protocol):
             if wait:
                 self.broker.state.refuse("message_rate")
         if self.bytes_bucket is not None:
-            byte_wait = self.bytes_bucket.pour(octets, now)
+            byte_wait = self.bytes_bucket.pour(size_bytes, now)
             if byte_wait:
                 self.broker.state.refuse("byte_rate")
                 wait = max(wait, byte_wait)

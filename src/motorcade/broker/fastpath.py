@@ -91,7 +91,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     enough = n - 1  # a packet that begins here or later is unfinished; -2: the budget for deliveries is spent
     left = budget
     most = MAX_DELIVERIES
-    received = sent = octets = others = answers = stored = stored_octets = copies = 0
+    received = sent = payload_bytes = others = answers = stored = stored_bytes = copies = 0
     wall = 0.0  # read when needed
     freed = False  # acknowledgements have made room in the window
     durable = session.durable is not None  # what it acknowledges or releases must be stored
@@ -103,7 +103,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
     outgoing: Outgoing | None  # packets for these
     batch = done = outgoing = None
     numbers: list[bytes] = []  # packet ids of these messages
-    told_octets = 0  # of those whose answers wait already
+    told_bytes = 0  # of those whose answers wait already
     acks = session.acks
     acks_wait = 0
     if acks is not None and acks.answers:
@@ -149,15 +149,15 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     if taken_by is None:
                         break  # leave: hooks
                     if taken_by is not done and numbers:  # they may fare differently
-                        _answer_later(session, numbers, writer, batch, done, stored_octets - told_octets)
+                        _answer_later(session, numbers, writer, batch, done, stored_bytes - told_bytes)
                         numbers = []
-                        told_octets = stored_octets
+                        told_bytes = stored_bytes
                         batch = None
                     done = taken_by
                     numbers.append(number)
                     acks_wait |= UNROUTED
                     stored += 1
-                    stored_octets += end - stop - 2 - v5
+                    stored_bytes += end - stop - 2 - v5
                     i = end
                     continue
                 if freed:
@@ -184,7 +184,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                                 break
                     count = (last - i) // size
                     received += count
-                    octets += count * (end - stop - v5)
+                    payload_bytes += count * (end - stop - v5)
                     if not route.count:
                         if route.elsewhere is None:
                             state.stats.dropped["no_subscribers"] += count
@@ -235,9 +235,9 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                         break  # leave: store
                     if batch is None or batch.rows + len(lasting) > MAX_ROWS:
                         if numbers:
-                            _answer_later(session, numbers, writer, batch, done, stored_octets - told_octets)
+                            _answer_later(session, numbers, writer, batch, done, stored_bytes - told_bytes)
                             numbers = []
-                            told_octets = stored_octets
+                            told_bytes = stored_bytes
                             done = None
                         batch = MessageBatch(writer.bound)
                     wall = wall or time()
@@ -247,7 +247,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     acks_wait |= UNROUTED
                     stored += 1
                     copies += len(lasting)
-                    stored_octets += end - stop - 2 - v5
+                    stored_bytes += end - stop - 2 - v5
                     i = end
                     continue
                 if first == 0x32:
@@ -263,7 +263,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                     awaiting[key] = wall
                     acknowledgement = 0x50
                 received += 1
-                octets += end - stop - 2 - v5
+                payload_bytes += end - stop - 2 - v5
                 if route.count:
                     frame = (data[i:stop], data[stop + 2 : end], client)
                     went = deliver_qos1(route, frame, v5, dirty) if first == 0x32 else _qos2(route, frame, v5, dirty)
@@ -349,7 +349,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
         if outgoing is not None:
             outgoing.close()
         if numbers:
-            _answer_later(session, numbers, writer, batch, done, stored_octets - told_octets)
+            _answer_later(session, numbers, writer, batch, done, stored_bytes - told_bytes)
         if freed and (told or session.state is not READY):
             _pump(session)
         stats = state.stats
@@ -357,15 +357,15 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
         if stored:
             session.received += stored
             stats.publish_received += stored
-            stats.publish_bytes_received += stored_octets
+            stats.publish_bytes_received += stored_bytes
             stats.routed += copies
         stats.packets_sent += sent + answers
         if received:
             session.received += received
             stats.publish_received += received
-            stats.publish_bytes_received += octets
+            stats.publish_bytes_received += payload_bytes
             stats.publish_sent += sent
-            stats.publish_bytes_sent += octets * sent // received
+            stats.publish_bytes_sent += payload_bytes * sent // received
             # All that the routes count: what was sent, and what was taken off the budget because it was not.
             stats.routed += sent + (MAX_DELIVERIES - most) // OTHER_COST
 

@@ -213,7 +213,7 @@ class SourceScheduler:
         slot = self.slots.get(key) or SourceSlot(self, kind)
         if slot.retry is not None:
             slot.subscriptions[subscription.filter] = subscription  # the next instance hears of it
-            slot.anew = (slot.anew or {}) | {subscription.filter: why}
+            slot.new_filters = (slot.new_filters or {}) | {subscription.filter: why}
             return
         if self._offer(slot, subscription, why):
             self.slots[key] = slot
@@ -237,9 +237,9 @@ class SourceScheduler:
     def _begin(self, slot: SourceSlot, why: Why) -> None:
         """Begin a new instance for a slot that has filters; it ends if none of them is taken."""
         filters = list(slot.subscriptions)
-        anew, slot.anew = slot.anew or {}, None
+        new_filters, slot.new_filters = slot.new_filters or {}, None
         for subscription in list(slot.subscriptions.values()):
-            self._offer(slot, subscription, anew.get(subscription.filter, why))
+            self._offer(slot, subscription, new_filters.get(subscription.filter, why))
         if slot.subscriptions:
             self._done += slot.missed
             slot.missed = []

@@ -24,7 +24,6 @@ class SourceSlot:
     """One source's place in a session."""
 
     __slots__ = (
-        "anew",
         "asks",
         "at_once",
         "backoff",
@@ -35,6 +34,7 @@ class SourceSlot:
         "kind",
         "leaving",
         "missed",
+        "new_filters",
         "promised",
         "retry",
         "scheduler",
@@ -62,7 +62,7 @@ class SourceSlot:
         self.leaving = False  #: no filter is left; it stays for what is in flight
         self.backoff = 0.0
         self.retry: Delayed | None = None
-        self.anew: dict[str, Why] | None = None  #: filters that came while there was no instance to hear of them
+        self.new_filters: dict[str, Why] | None = None  #: filters that came while there was no instance to hear of them
 
     def make(self) -> Source:
         """Return a new instance of the source."""
