@@ -8,12 +8,13 @@
         a.client("p").publish("t", b"x")
         members.link(a, b).held = True           what A sends to B waits, until `let_go`
         members.kill(b)                          what it still had to say is lost
+    b.cluster.held_feeds.held = True         B hears of no notes for a while
 
     members = Members(2, plugins={"retained": {}})     with plugins; their tasks and writes end with their node
 
 What a node does with the cluster is real: claims of clients, sessions that sleep and wake, the feed of subscriptions,
-the steward, plugins. What is below it is done here in the simplest way that keeps its promises: links (in order, each
-item once), confirmations, questions, the view, who is a member, and how notes are read.
+the steward, plugins, how notes are read. What is below it is done here in the simplest way that keeps its promises:
+links (in order, each item once), confirmations, questions, the view, and who is a member.
 """
 
 from __future__ import annotations
@@ -31,11 +32,22 @@ from motorcade.broker.relay import Relay
 from motorcade.broker.shared_bans import SharedBans
 from motorcade.broker.steward import Steward
 from motorcade.broker.subscription_feed import SubscriptionFeed
+from motorcade.cluster.notes import NoteReader
 from motorcade.commit import Commit, joined
 from motorcade.core.errors import MotorcadeError
 from motorcade.extension.cluster import AskError, AskHandler, End, ItemHandler, MemberView, NoteHandler, Peer, Reload
 from motorcade.extension.plugin import Loaded, Plugins
-from motorcade.storage.ports import Batch, FeedTail, Store, StreamAppend, Watcher, Written
+from motorcade.storage.ports import (
+    Batch,
+    FeedEnd,
+    FeedPage,
+    Feeds,
+    FeedTail,
+    Store,
+    StreamAppend,
+    Watcher,
+    Written,
+)
 from tests.support.held_store import HeldStore
 from tests.support.virtual import Clock, MemoryNode, Turns
 
@@ -125,6 +137,55 @@ class Link:
         self._cluster.loop.call_soon(self._settle)
 
 
+class HeldFeeds:
+    """The feeds of the store, of which one member hears nothing while they are held."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._feeds = feeds
+        self._go_on = asyncio.Event()
+        self._go_on.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._feeds, name)
+
+    def follow(self, after: Sequence[FeedEnd]) -> FeedTail:
+        return cast("FeedTail", _HeldTail(self._feeds.follow(after), self._go_on))
+
+    @property
+    def held(self) -> bool:
+        return not self._go_on.is_set()
+
+    @held.setter
+    def held(self, held: bool) -> None:
+        """A turn of the loop must follow."""
+        if held:
+            self._go_on.clear()
+        else:
+            self._go_on.set()
+
+
+class _HeldTail:
+    def __init__(self, tail: FeedTail, go_on: asyncio.Event) -> None:
+        self._tail = tail
+        self._go_on = go_on
+        self._resets = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tail, name)
+
+    async def next(self) -> tuple[int, FeedPage]:
+        while True:
+            found = await self._tail.next()
+            resets = self._resets
+            await self._go_on.wait()
+            if resets == self._resets:
+                return found
+
+    def reset(self, feed: int, end: FeedEnd) -> None:
+        self._resets += 1
+        self._tail.reset(feed, end)
+
+
 def _drop(table: dict[str, Any], key: str, value: object) -> None:
     """Remove what was registered, unless something else has taken its place."""
     if table.get(key) == value:
@@ -144,9 +205,8 @@ class MemoryCluster:
         self.mute: set[str] = set()  #: members that do not answer questions
         self.feeds = 1
         self.asked: dict[str, AskHandler] = {}
-        self._notes: dict[str, tuple[NoteHandler, Reload]] = {}
-        self._tail: FeedTail | None = None
-        self._handled = 0
+        self.held_feeds = HeldFeeds(store.feeds)
+        self.notes = NoteReader(cast("Feeds", self.held_feeds), self, node.broker.supervisor)
         self._syncs: list[tuple[int, Commit[None]]] = []
         self._told: list[Callable[[], None]] = []
         self._holds = True
@@ -201,45 +261,37 @@ class MemoryCluster:
             gone.cancel()
 
     def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> End:
-        handlers = self._notes[code] = handler, reload
-        if self._tail is not None:
-            self.loop.create_task(self._read_one(reload))
-        return lambda: _drop(self._notes, code, handlers)
+        return self.notes.on_note(code, handler, reload)
 
     async def read(self) -> None:
         """Read the notes of the store, as they come."""
-        ends = await self.store.feeds.ends()
-        self._handled = ends[0].number
-        await self._read_again()
-        self._tail = self.store.feeds.follow(ends)
-        while True:
-            _, page = await self._tail.next()
-            for note in page.notes:
-                if (handlers := self._notes.get(note.data[:1].decode())) is not None:
-                    handlers[0](0, note.number, note.data[1:])
-                self._handled = note.number
-            self._settle()
+        await self.notes.begin()
 
-    async def _read_again(self) -> None:
-        for _, reload in self._notes.values():
-            await reload(0)
+    def reads(self, feed: int) -> None:
+        assert not feed
+        self._syncs = [(0, commit) for _, commit in self._syncs]
 
-    async def _read_one(self, reload: Reload) -> None:
-        await reload(0)
-
-    def _settle(self) -> None:
-        done = [commit for number, commit in self._syncs if number <= self._handled]
-        self._syncs = [one for one in self._syncs if one[0] > self._handled]
+    def note_handled(self, feed: int) -> None:
+        assert not feed
+        handled = self.notes.handled(0)
+        done = [commit for number, commit in self._syncs if number <= handled]
+        self._syncs = [one for one in self._syncs if one[0] > handled]
         for commit in done:
             commit.settle(None)
 
+    def reached(self, feed: int, number: int) -> Commit[None]:
+        commit: Commit[None] = Commit()
+        self._syncs.append((0 if self.notes.is_reading(feed) else number, commit))
+        if not self.notes.is_reading(feed):
+            self.note_handled(feed)
+        return commit
+
     def handled(self, feed: int) -> int:
-        assert not feed
-        return self._handled
+        return self.notes.handled(feed)
 
     def reload(self, feed: int) -> None:
-        assert not feed
-        self.loop.create_task(self._read_again())
+        with self.loop.running():  # a test may ask from outside
+            self.notes.reload(feed)
 
     @property
     def holds(self) -> bool:
@@ -269,8 +321,7 @@ class MemoryCluster:
         for link in self.links.values():
             commit: Commit[None] = Commit()
             commits.append(commit)
-            link.there.cluster._syncs.append((number, commit))
-            link.there.cluster._settle()
+            commit.follow(link.there.cluster.reached(feed, number))
         return joined(commits)
 
     def on_change(self, told: Callable[[], None]) -> End:
@@ -461,6 +512,7 @@ class Members:
         for connection in list(node.broker.connections):
             connection.hold(Pause.CLOSING)
         node.plugin_store.dead = True
+        node.cluster.notes.close()
         for task in [*node.tasks, *(task for loaded in node.plugins.loaded() for task in loaded.context.tasks)]:
             task.cancel()
         if node.session_store is not None:

@@ -10,10 +10,12 @@ displaced writes nothing of it any more. Facts (acknowledgements, marks) need no
 Rule 1: a client is claimed before its session is looked for. What the store has of it is brought into memory then, as
         a start of a lone node does it for all sessions; after that everything goes on as on a lone node.
 Rule 2: who loses a client ends its connection, writes its session down, and detaches it. Then the new member goes on.
-        It reads what the client publishes only when the old one has answered everything (`drained`), or is fenced: the
-        fence of a home does not cover what its client writes elsewhere (retained messages, keys that replace). A client
-        whose connection broke is detached when that is answered, unless another member asks for it: who attaches a
-        client that nobody has knows of nobody to wait for.
+        It reads what the client publishes only when everything is settled that the client has published at the old one
+        (`drained`), or that one is fenced: the fence of a home does not cover what its client writes elsewhere
+        (retained messages, keys that replace). What is under way counts until its outcome is known, answered or not:
+        also messages of QoS 0, the will, and what the old one itself waits for (`under_way`). A client whose connection
+        broke is detached when that is settled, unless another member asks for it: who attaches a client that nobody has
+        knows of nobody to wait for.
 Rule 3: a session whose client is away belongs to no member. It is written down and forgotten here; what it must get is
         appended by the publishers' members, and its end and its will are due in its cell (`steward`).
 Rule 4: claims of one client follow each other; a client that comes back while it leaves is claimed again after that.
@@ -122,11 +124,13 @@ class Attachments:
         self._moves = registry.stats.moves
         self._clients: dict[str, AttachedClient] = {}
         self._idle: dict[str, None] = {}  # attached, and without a connection
-        self._draining: dict[str, Commit[None]] = {}  # given up; what they have published is not answered yet
+        self._under_way: dict[str, set[Commit[Any]]] = {}  # by client: what it has published, and is not settled
+        self._asked: dict[tuple[str, str], Commit[None]] = {}  # who asks, about whom: until that is settled
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         cluster.on_ask("let_go", self._asked_to_let_go)
         cluster.on_ask("drained", self._asked_drained)
+        cluster.on_ask("settled", self._asked_settled)
 
     def __len__(self) -> int:
         """Return how many clients are attached, or about to be."""
@@ -249,9 +253,11 @@ class Attachments:
         drained: Commit[None] = Commit()
 
         async def ask() -> None:
-            while self._cluster.peer(member) is not None and self._clients.get(client.id) is client:
+            while self._cluster.peer(member) is not None:
+                # One that is no longer here may be there again by now, and must not be taken away.
+                noun = "drained" if self._clients.get(client.id) is client else "settled"
                 try:
-                    await self._cluster.ask(member, "drained", client.id.encode(), patience=DRAIN_PATIENCE)
+                    await self._cluster.ask(member, noun, client.id.encode(), patience=DRAIN_PATIENCE)
                 except AskError:
                     await asyncio.sleep(DRAIN_AGAIN)
                 else:
@@ -300,7 +306,7 @@ class Attachments:
         self.idle(session.client.client_id)
 
     def idle(self, client_id: str) -> None:
-        """Note that a client has no connection here, or that its session has ended."""
+        """Look whether a client can leave: it has no connection here, or its session has ended."""
         if client_id in self._clients:
             self._idle[client_id] = None
             self._loop.call_soon(self._settle, client_id)
@@ -327,15 +333,15 @@ class Attachments:
             if session is None:
                 self._forget(client)  # it came and went while the store was away
             return
+        if client.drained is not None:
+            self.under_way(client_id, client.drained)
         ending = self._sessions.gone(client_id)
         if ending is None and session is not None and session.owed is not None:
             ending = session.owed.done
+        if ending is None and not client.asked:
+            ending = self._unsettled(client_id)
         if ending is not None:
             self._settle_after(client, ending)
-            return
-        draining = self._draining.get(client_id)
-        if draining is not None and not client.asked:
-            self._settle_after(client, draining)
             return
         batch = Batch()
         if session is not None:
@@ -392,6 +398,8 @@ class Attachments:
         """Forget a client that was displaced. What others have noted of it meanwhile was passed over: read it again."""
         self._moves["lost"] += 1
         session = self._registry.sessions.get(client.id)
+        if client.drained is not None:
+            self.under_way(client.id, client.drained)
         if session is not None:
             link = session.link
             self._drain(session)
@@ -427,27 +435,55 @@ class Attachments:
         self.idle(client_id)
         await client.left
 
-    def _drain(self, session: Session) -> None:
-        """Note when everything that a client has published here is answered, by this connection and earlier ones."""
-        if not session.acks_wait:
+    # -- what clients have published
+
+    def under_way(self, client_id: str, commit: Commit[Any]) -> None:
+        """Note something that a client has published, until its outcome is known."""
+        if commit.done:
             return
-        client_id = session.client.client_id
-        answered: Commit[None] = Commit()
-        earlier = self._draining.get(client_id)
-        drained = self._draining[client_id] = answered if earlier is None else joined((earlier, answered))
+        under_way = self._under_way.setdefault(client_id, set())
+        under_way.add(commit)
 
-        def over() -> None:
-            if self._draining.get(client_id) is drained:
-                del self._draining[client_id]
+        def settled() -> None:
+            under_way.discard(commit)
+            if not under_way and self._under_way.get(client_id) is under_way:
+                del self._under_way[client_id]
 
-        drained.then(over)
-        session.ack_queue().join(Commit.stored(None), answered.finish, 0)
+        commit.then(settled)
+
+    def _unsettled(self, client_id: str) -> Commit[None] | None:
+        """Return the end of what a client has published and is not settled now; None: nothing."""
+        under_way = self._under_way.get(client_id)
+        if not under_way:
+            return None
+        settled: Commit[None] = Commit()
+        joined(under_way).then(settled.finish)  # whatever the outcome is
+        return settled
+
+    def _drain(self, session: Session) -> None:
+        """Note what the client of a session has published, and is not answered."""
+        if session.acks_wait:
+            answered: Commit[None] = Commit()
+            session.ack_queue().join(Commit.stored(None), answered.finish, 0)
+            self.under_way(session.client.client_id, answered)
 
     async def _asked_drained(self, member: str, body: bytes) -> bytes:
-        """Answer when everything that a client has published here is answered."""
-        client_id = body.decode()
-        await self._let_go(client_id, member, resume=True)  # it may have been displaced without being asked
-        drained = self._draining.get(client_id)
-        if drained is not None:
-            await drained
+        """Answer when everything is settled that a client has published here."""
+        await self._let_go(body.decode(), member, resume=True)  # it may have been displaced without being asked
+        return await self._asked_settled(member, body)
+
+    async def _asked_settled(self, member: str, body: bytes) -> bytes:
+        """Answer when what is under way of a client when this is asked is settled.
+
+        What comes later may wait for the one who asks. So a question that is repeated is the same question.
+        """
+        key = member, body.decode()
+        settled = self._asked.get(key)
+        if settled is None:
+            settled = self._unsettled(key[1])
+            if settled is None:
+                return b""
+            self._asked[key] = settled
+            settled.then(partial(self._asked.pop, key, None))
+        await settled
         return b""

@@ -13,6 +13,7 @@ import resource
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic
@@ -24,13 +25,16 @@ from motorcade.broker.channel import Channel
 from motorcade.broker.connection import Connection, Flusher
 from motorcade.broker.effects import RunHook, Steps
 from motorcade.broker.limits import LogLimit
+from motorcade.broker.publishing import after
 from motorcade.broker.pubsub import Copy
 from motorcade.broker.router import first_level
 from motorcade.broker.session import Session
 from motorcade.broker.session_writer import RETRY
 from motorcade.broker.state import BrokerState
 from motorcade.clock import CLOCK, Clock, time
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
+from motorcade.core.errors import MotorcadeError
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.topic import check_topic
@@ -334,7 +338,9 @@ class Broker:
             text = "a hook publishes what sets it off again; the message is dropped"
             log.error("hook_loop", plugins=plugins, topic=message.topic[:MAX_LEVEL], depth=MAX_DEPTH, detail=text)
 
-    async def _publish(self, message: Message, client: ClientInfo | None) -> int:
+    async def _publish(self, message: Message, client: ClientInfo | None, *, to_end: bool = False) -> int:
+        """Publish; `to_end`: return when it is known what became of what plugins store of it."""
+        given = message
         await self._match(message.topic)
         route = self.state.pubsub.route(message.topic)
         chain = route.retain_hooks if message.retain else route.publish_hooks
@@ -343,6 +349,8 @@ class Broker:
             if inspect.isawaitable(result):
                 result = await result
             if isinstance(result, Handled):
+                if to_end:
+                    await _stored(given)
                 return 0
             if result.topic != message.topic and not await self._may_go_to(result.topic, client):
                 self.state.stats.dropped["not_authorized"] += 1
@@ -364,6 +372,9 @@ class Broker:
         confirmed = relay.confirm() if message.qos and relay is not None else None
         if confirmed is not None:
             await confirmed
+        if to_end:
+            await _stored(message)
+            await _stored(given)
         return count
 
     async def _match(self, topic: str) -> None:
@@ -424,6 +435,10 @@ class Broker:
         will.timestamp = now
         client = will.headers.pop("will_of", None)
         owed_by = will.headers.pop("owed_by", None)
+        attachments = self.state.store.attachments if self.state.store is not None else None
+        over: Commit[None] = Commit()
+        if attachments is not None and isinstance(client, ClientInfo):
+            attachments.under_way(client.client_id, over)
         work = self._publish_last(
             will,
             client if isinstance(client, ClientInfo) else None,
@@ -432,6 +447,7 @@ class Broker:
         task = self.loop.create_task(work, name="will")
         self._publishing.add(task)
         task.add_done_callback(self._will_done)
+        task.add_done_callback(lambda _: over.finish())
 
     async def _publish_last(self, will: Message, client: ClientInfo | None, session: Session | None) -> None:
         """Publish a will; that of a durable session again and again until it is stored for those who get it."""
@@ -439,7 +455,7 @@ class Broker:
             try:
                 store = self.state.store
                 if session is None or store is None or await store.take_will(session):
-                    await self._publish(will, client)
+                    await self._publish(will, client, to_end=self.state.relay is not None)
                 break
             except StoreError as error:
                 if session is None:
@@ -633,3 +649,10 @@ class Broker:
             "sockets_opened": stats.connections_accepted,
             **self.gauges(),
         }
+
+
+async def _stored(message: Message) -> None:
+    """Wait until it is known what became of what plugins store of a message."""
+    for commit in after(message):
+        with suppress(MotorcadeError):  # the plugin has told of it
+            await commit

@@ -169,7 +169,7 @@ class Publishing:
         if chain is not None:
             result: Message | Handled = yield RunHook(chain, (context.client,), message)
             if isinstance(result, Handled):
-                refusal = yield from self._stored(session, given, packet, _after(given))
+                refusal = yield from self._stored(session, given, packet, after(given))
                 lasting = packet.qos == 2 and session.durable is not None and result.reason < 0x80
                 if refusal is None and lasting and state.store is not None:
                     taken = state.store.writer.accept(given, (), wall, session, packet.packet_id)
@@ -199,7 +199,7 @@ class Publishing:
             while (effect := state.relay.obstacle(message.topic)) is not None:
                 yield effect
         kept = _taken(message) or _taken(given)
-        pending = _after(message) if message is given else _after(message) + _after(given)
+        pending = after(message) if message is given else after(message) + after(given)
         if pending and packet.qos == 2 and session.durable is not None:
             # Before the packet id is stored: a repetition after a crash must bring the plugins' part again.
             refusal = yield from self._stored(session, message, packet, pending)
@@ -258,6 +258,10 @@ class Publishing:
     ) -> Generator[Effect, Any, str | None]:
         """Wait for what the broker and plugins store; why, if the message is refused."""
         if not packet.qos:
+            store = self.state.store
+            if pending and store is not None and store.attachments is not None:
+                for written in pending:
+                    store.attachments.under_way(self.context.client.client_id, written)
             return None
         if not pending:
             # What waits for other members only is delivered already, and this message need not wait for that.
@@ -322,7 +326,7 @@ def _taken(message: Message) -> bool:
     return isinstance(pending, Pending) and pending.taken
 
 
-def _after(message: Message) -> list[Commit[Any]]:
+def after(message: Message) -> list[Commit[Any]]:
     """Return the commits that plugins want the publisher's answer to wait for."""
     pending = message.headers.pop(AFTER, None)
     return pending if isinstance(pending, list) else []

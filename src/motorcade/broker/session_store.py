@@ -219,7 +219,7 @@ class SessionStore:
         if session.durable is not None or session.recorded:
             self.retire(session, filters)
         elif self.attachments is not None:
-            self.attachments.idle(session.client.client_id)
+            self.attachments.disconnected(session)
 
     def retire(self, session: Session, filters: Sequence[str]) -> None:
         """Remove a session that has ended; `filters` were its subscriptions."""

@@ -164,6 +164,7 @@ class ClusterMember:
         self._fencing: set[str] = set()
         self._departed: list[_Departed] = []
         self._unconfirmed: dict[int, list[tuple[int, int, str]]] = {}  # by feed: number needed, number named, member
+        self._awaited: dict[int, list[tuple[int, Commit[None]]]] = {}  # by feed: number needed
         self._again: list[Commit[None]] = []
         self._grant_timer: asyncio.TimerHandle | None = None
         self._grant_due = math.inf
@@ -640,9 +641,12 @@ class ClusterMember:
         waiting = self._unconfirmed.get(feed)
         if waiting:  # the reading has them, whatever their numbers are now (`View`, rule 4)
             self._unconfirmed[feed] = [(0, number, member) for _, number, member in waiting]
+        if feed in self._awaited:
+            self._awaited[feed] = [(0, commit) for _, commit in self._awaited[feed]]
 
     def note_handled(self, feed: int) -> None:
         self.view.handled(feed)
+        self._look_at_awaited(feed)
         waiting = self._unconfirmed.get(feed)
         if waiting:
             handled = self.notes.handled(feed)
@@ -658,6 +662,18 @@ class ClusterMember:
             self._look_at_departed()
         else:
             self._look_at_view()
+
+    def _look_at_awaited(self, feed: int) -> None:
+        """Finish what waits for a note of a feed to be handled here (`reached`)."""
+        awaited = self._awaited.pop(feed, None)
+        if awaited:
+            handled = self.notes.handled(feed)
+            left = [one for one in awaited if one[0] > handled]
+            if left:
+                self._awaited[feed] = left
+            for needed, commit in awaited:
+                if needed <= handled:
+                    commit.finish()
 
     # -- what is relied on, and granted
 
@@ -835,6 +851,16 @@ class ClusterMember:
 
     def handled(self, feed: int) -> int:
         return self.notes.handled(feed)
+
+    def reached(self, feed: int, number: int) -> Commit[None]:
+        commit: Commit[None] = Commit()
+        if self._has(feed, number):
+            commit.finish()
+        else:
+            needed = 0 if self.notes.is_reading(feed) else number
+            self._awaited.setdefault(feed, []).append((needed, commit))
+            self.notes.look(feed)
+        return commit
 
     def reload(self, feed: int) -> None:
         self.notes.reload(feed)

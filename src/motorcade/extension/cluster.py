@@ -139,6 +139,9 @@ class Cluster(Protocol):
     def handled(self, feed: int) -> int:
         """Return the number of the last note of a feed that was handled here."""
 
+    def reached(self, feed: int, number: int) -> Commit[None]:
+        """Return a commit that is done when a note was handled here, or its cell was read again meanwhile."""
+
     def reload(self, feed: int) -> None:
         """Read a cell again, as if notes were missing."""
 

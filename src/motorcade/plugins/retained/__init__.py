@@ -2,7 +2,8 @@
 
 plugin    hook, configuration, operators
 index     all messages by topic, in memory and within bounds
-store     writes changes of the index to the node's store, and reads it at the start
+feed      with several nodes: all members follow the changes that each of them makes
+store     on a lone node: writes changes of the index to the node's store, and reads it at the start
 record    the stored form of a message
 source    gives the messages to a subscriber
 """

@@ -64,6 +64,30 @@ class Index:
             self.delete(message.topic)
         return old, refusal
 
+    def refuses(
+        self, message: Message, now: float, sweep_budget: int, messages: int, size_bytes: int
+    ) -> RetainedRefusal | None:
+        """Return the bound that a message would break, with so many new ones that are not here yet."""
+        if self.max_payload and len(message.payload) > self.max_payload:
+            return RetainedRefusal.MAX_PAYLOAD
+        refusal = self._would_break(message, messages, size_bytes)
+        if refusal is not None and self.sweep(now, sweep_budget):
+            refusal = self._would_break(message, messages, size_bytes)
+        return refusal
+
+    def _would_break(self, message: Message, messages: int, size_bytes: int) -> RetainedRefusal | None:
+        old = self._tree.get(message.topic)
+        if self.max_messages and old is None and len(self._tree) + messages >= self.max_messages:
+            return RetainedRefusal.MAX_MESSAGES
+        growth = size_of(message) - (size_of(old) if old is not None else 0)
+        if self.max_bytes and self.bytes + size_bytes + growth > self.max_bytes:
+            return RetainedRefusal.MAX_BYTES
+        return None
+
+    def topics(self) -> list[str]:
+        """Return all topics, those of `$…` too."""
+        return self._tree.topics()
+
     def restore(self, topic: str, message: Message | None) -> None:
         """Put a topic back to what it was, without checking bounds: it was within them once."""
         if message is None:
@@ -145,6 +169,17 @@ class _RetainedTree(TopicTree[Message]):
     """Topics, read with a filter while they change."""
 
     __slots__ = ()
+
+    def topics(self) -> list[str]:
+        """Return all topics."""
+        found: list[str] = []
+        waiting: list[_Node[Message]] = [self._root]
+        while waiting:
+            node = waiting.pop()
+            if node.value is not None:
+                found.append(node.value.topic)
+            waiting.extend(node.children.values())
+        return found
 
     def walk(self, filter_: str) -> Iterator[Message]:
         """Yield the messages that a filter matches. A step costs the nodes up to the next match and copies no message.

@@ -11,7 +11,10 @@ COUNTS: Final = (
         "retained_message_events_total",
         "Retained messages, by what became of them.",
         "event",
-        same("stored", "deleted", "expired", "loaded", "not_loaded", "unreadable", "store_failed"),
+        same(
+            *("stored", "deleted", "expired", "loaded", "not_loaded", "unreadable", "store_failed"),
+            *("received", "unchecked", "overrun"),
+        ),
     ),
     Counts(
         "retained_refusals_total",

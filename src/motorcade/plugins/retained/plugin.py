@@ -8,6 +8,8 @@ is routed all the same.
 With a store that outlives the node, every change is written to it (`store`), and a publisher with QoS 1 or 2 is
 answered when the store has it. Topics below `$SYS` are not stored: figures of a node end with it.
 
+With several nodes the changes of all of them come by the feeds of the store (`feed`), and change the index then.
+
 A subscriber gets the messages by a source (`source`), which reads them as the client's window has room.
 """
 
@@ -25,11 +27,13 @@ from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.core.topic import SHARE, check_filter
+from motorcade.extension.cluster import Cluster
 from motorcade.extension.hooks import Handled, acknowledge_after
 from motorcade.extension.metrics import Counts, Measure, Table
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import SourceType, Why
-from motorcade.plugins.retained.index import Index
+from motorcade.plugins.retained.feed import CODE, RetainedFeed
+from motorcade.plugins.retained.index import Index, RetainedRefusal
 from motorcade.plugins.retained.metrics import COUNTS, LEVEL_BYTES, MEASURES, MESSAGE_BYTES
 from motorcade.plugins.retained.source import Messages, Rate, RetainedSource
 from motorcade.plugins.retained.store import RetainedStore
@@ -67,27 +71,39 @@ class RetainedPlugin(Plugin):
         super().__init__(context, config)
         self._index = Index(config.max_messages, config.max_payload, config.max_bytes)
         self._rate = Rate(config.delivery_rate)
-        self._messages = Messages(self._index, self._rate, context.hub.now)
-        self._store: RetainedStore | None = None  #: None if nothing outlives the node
+        self._messages = Messages(self._index, self._rate, context.hub.now, UNSTORED)
+        self._store: RetainedStore | None = None  #: of a lone node; None if nothing outlives it
+        self._shared: RetainedFeed | None = None  #: of a node that is one of several
 
     async def start(self) -> None:
-        store = cast("Store | None", self.context.store)
-        if store is not None and (await store.figures()).engine != "memory":
-            context = self.context
+        store, context = cast("Store | None", self.context.store), self.context
+        if store is not None and context.cluster is not None:
+            self._follow(store, context.cluster)
+        elif store is not None and (await store.figures()).engine != "memory":
             self._store = RetainedStore(store, self._index, context.counters, context.log, context.hub.now)
             await self._store.load()
         self.context.spawn(self._sweep, "sweep")
         make = partial(RetainedSource, messages=self._messages)
         self.context.add_source(SourceType("retained", make, wants=self._wants, renew=True, retained=True))
 
+    def _follow(self, store: Store, cluster: Cluster) -> None:
+        """Follow what all members retain."""
+        context = self.context
+        shared = RetainedFeed(cluster, store, self._index, context.counters, context.log, context.hub.now)
+        self._shared = self._messages.shared = shared
+        context.at_end(cluster.on_note(CODE, shared.handle, shared.reload))
+        context.spawn(shared.look, "look")
+        context.spawn(shared.read, "read")
+
     async def stop(self) -> None:
         """Wait until what was published is stored, so that it is there when the plugin is loaded again."""
-        if self._store is None:
+        store = self._shared or self._store
+        if store is None:
             return
         try:
-            await asyncio.wait_for(self._store.settle(), STOP_TIMEOUT)
+            await asyncio.wait_for(store.settle(), STOP_TIMEOUT)
         except TimeoutError:  # the store goes on with them
-            self.context.log.warning("retained_stopped_unwritten", topics=self._store.unwritten)
+            self.context.log.warning("retained_stopped_unwritten", topics=store.unwritten)
 
     async def reload(self, config: RetainedConfig) -> None:
         """Take new bounds for messages to come; those that are kept already stay."""
@@ -101,6 +117,8 @@ class RetainedPlugin(Plugin):
         while True:
             await asyncio.sleep(self.config.sweep_interval)
             self._count_expired(self._index.sweep(self.context.hub.now(), self.config.sweep_budget))
+            if self._shared is not None:
+                self._shared.tidy()
 
     def _count_expired(self, gone: int) -> None:
         if gone:
@@ -112,6 +130,10 @@ class RetainedPlugin(Plugin):
     def on_publish(self, _client: ClientInfo | None, message: Message | Handled) -> None:
         """Keep the message, or delete the old one if it is empty."""
         if isinstance(message, Handled) or not message.retain:  # another plugin may have taken the flag away
+            return
+        if self._shared is not None and not message.topic.startswith(UNSTORED):
+            # Also at QoS 0: a client that moves to another member publishes there when this is over.
+            acknowledge_after(message, self._share(self._shared, message))
             return
         store = self._store_of(message.topic)
         if store is None:
@@ -125,6 +147,23 @@ class RetainedPlugin(Plugin):
             commit = Commit.failed(StoreFullError("too much waits for the store already to retain a message"))
         if commit is not None and message.qos:
             acknowledge_after(message, commit)
+
+    def _share(self, shared: RetainedFeed, message: Message) -> Commit[Any]:
+        """Have all members keep a message, or delete the old one if it is empty or does not fit."""
+        if not shared.has_room(message.topic):
+            self.context.counters["refused_uncommitted"] += 1
+            return Commit.failed(StoreFullError("too much waits for the store already to retain a message"))
+        if not message.payload:
+            return shared.change(message.topic, None)
+        refusal = shared.refuses(message, self.config.sweep_budget)
+        if refusal is None:
+            return shared.change(message.topic, _without_headers(message))
+        self._count_refused(message, refusal)
+        return shared.change(message.topic, None)
+
+    def _count_refused(self, message: Message, refusal: RetainedRefusal) -> None:
+        self.context.counters[f"refused_{refusal}"] += 1
+        self.context.log.debug("not_retained", topic=message.topic, limit=str(refusal))
 
     def _store_of(self, topic: str) -> RetainedStore | None:
         return None if topic.startswith(UNSTORED) else self._store
@@ -141,8 +180,7 @@ class RetainedPlugin(Plugin):
         if refusal is None:
             counters["stored"] += 1
             return before, kept
-        counters[f"refused_{refusal}"] += 1
-        self.context.log.debug("not_retained", topic=message.topic, limit=str(refusal))
+        self._count_refused(message, refusal)
         return before, None
 
     # -- subscribing
@@ -155,6 +193,8 @@ class RetainedPlugin(Plugin):
             return False  # [MQTT-3.3.1-10]
         if subscription.filter.startswith(f"{SHARE}/"):
             return False  # a group would get them once per member: none, as the specification has it (4.8.2)
+        if self._messages.shared_by(subscription.filter) is not None:
+            return True  # what others have published is known when it is looked for
         return next(self._messages.matching(subscription, client.client_id), None) is not None  # most match nothing
 
     # -- for operators
@@ -170,17 +210,21 @@ class RetainedPlugin(Plugin):
 
     def clear(self, filter_: str) -> int:
         """Delete all messages whose topics a filter matches; return how many."""
-        gone = sum(self._delete(topic) for topic in list(self.topics(filter_)))
-        self.context.counters["deleted"] += gone
-        return gone
+        return sum(self._delete(topic) for topic in list(self.topics(filter_)))
 
     def _delete(self, topic: str) -> bool:
+        if self._shared is not None and not topic.startswith(UNSTORED):
+            if not self._shared.has_room(topic):
+                return False
+            self._shared.change(topic, None)
+            return True
         store = self._store_of(topic)
         if store is not None and not store.has_room(topic):
             return False
         before = self._index.delete(topic)
         if store is not None:
             store.write(topic, before, None)
+        self.context.counters["deleted"] += before is not None
         return before is not None
 
     def gauges(self) -> dict[str, float]:
