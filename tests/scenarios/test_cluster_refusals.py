@@ -65,7 +65,7 @@ class Fleet:
         return set(map(bytes, self.redis.command("KEYS", "*")))
 
     def listed(self) -> list[str]:
-        return [line.split()[0] for line in run("node", "list", *self.node.at).stdout.splitlines()[2:]]
+        return [line.split()[0] for line in run("node", "list", *self.node.at).stdout.splitlines()[1:]]
 
     def refusal(self, node: NodeProcess, *, clock: float = 0.0) -> str:
         """What a node says that ends with exit code 1; nothing of it stays, and the other one serves as before."""

@@ -205,6 +205,64 @@ def test_two_real_nodes_are_ready_and_serve_the_clients_of_each_other() -> None:
         assert 0 == late.connect("late").reason
 
 
+def publish_from_anywhere(nodes: NodesProcess, start: int, count: int) -> None:
+    """With QoS 1, over a connection that may be to any node, again until it is acknowledged."""
+    at = start
+    while at < start + count:
+        try:
+            with Client(nodes.mqtt, version=5) as publisher:
+                if publisher.connect("publisher").reason:
+                    continue
+                while at < start + count:
+                    publisher.publish("v/1", b"%d" % at, qos=1)
+                    at += 1
+        except (OSError, AssertionError, wire.Closed):
+            assert nodes.running, nodes.log
+
+
+def test_three_nodes_lose_nothing_whatever_of_them_is_killed(tmp_path: Path) -> None:
+    """A node, the store, a node that leaves, the command itself, which is then started again."""
+    data = tmp_path / "data"
+    nodes = NodesProcess(3, data=data).start()
+    try:
+        with Client(nodes.mqtt, version=5) as sleeper:
+            assert 0 == sleeper.connect("sleeper", **lasting(5)).reason
+            sleeper.subscribe("v/#", 1)
+            sleeper.disconnect()
+        http = nodes.events("node_up")[0]["http"]
+        name = str(nodes.events("node_up")[-1]["node"])
+        publish_from_anywhere(nodes, 0, 30)
+        os.kill(nodes.pid(1), signal.SIGKILL)
+        publish_from_anywhere(nodes, 30, 30)
+        nodes.until(lambda: len(nodes.events("node_up")) == 4, "the node is up again")
+        os.kill(nodes.events("valkey_up")[-1]["pid"], signal.SIGKILL)
+        publish_from_anywhere(nodes, 60, 30)
+        left = run("node", "leave", name, "--http", http)
+        assert (0, f"{name} has left the cluster\n") == (left.returncode, left.stdout), left
+        assert "starts it again" in left.stderr
+        publish_from_anywhere(nodes, 90, 30)
+        nodes.until(lambda: len(nodes.events("node_up")) == 5, "it is started again")
+        assert [name] == [event["node"] for event in nodes.events("node_ended")]
+        assert 1 == len(nodes.events("node_died")) and not [e for e in nodes.events("node_died") if e["node"] == name]
+        family = nodes.family()
+        nodes.signal(signal.SIGKILL)
+        nodes.exit_code()
+        nodes.until(lambda: gone(family), "nodes and store end with the command")
+    finally:
+        nodes.remove()
+    with NodesProcess(3, data=data) as again, Client(again.mqtt, version=5) as sleeper:
+        assert sleeper.connect("sleeper", **lasting(5)).session_present
+        got: dict[bytes, None] = {}
+        while len(got) < 120:
+            got[sleeper.receive().payload] = None
+        assert [b"%d" % number for number in range(120)] == list(got)
+        states = [
+            one["state"]
+            for one in json.loads(run("node", "list", "--http", again.events("node_up")[0]["http"], "--json").stdout)
+        ]
+        assert 3 == states.count("live")
+
+
 def clients_of(http: str, node: str) -> set[str]:
     """Return the ids of the clients that are connected to a node, as the one at `http` tells."""
     listed = json.loads(run("client", "list", "--node", node, "--http", http, "--json").stdout)

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from motorcade.cli import _control, _output, _progress
+from motorcade.cli import _control, _progress
 from motorcade.cli._groups import verb
 from motorcade.core.errors import MotorcadeError
+from motorcade.core.words import printable
 
 app = typer.Typer(no_args_is_help=True, help="List the nodes of a cluster, and send the clients of one elsewhere.")
 
@@ -37,9 +38,17 @@ def list_(*, node: _control.NodeFlags) -> None:
 
     link: round trip between it and the other one.
     """
-    nodes = list(node.control.pages("nodes"))
+    nodes = sorted(node.control.pages("nodes"), key=lambda entry: (len(entry["name"]), entry["name"], entry["id"]))
     now = time.time()
-    node.print(nodes, lambda found: _output.print_list(_COLUMNS, (_row(entry, now) for entry in found), "nodes"))
+    node.print(nodes, lambda found: _print([_row(entry, now) for entry in found]))
+
+
+def _print(rows: list[dict[str, object]]) -> None:
+    """Print a table that is narrower than 80 columns, unless names or addresses are long."""
+    lines = [list(_COLUMNS), *([printable(str(row[column])) for column in _COLUMNS] for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(_COLUMNS))]
+    for line in lines:
+        print("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _row(entry: dict[str, Any], now: float) -> dict[str, object]:

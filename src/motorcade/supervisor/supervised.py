@@ -130,7 +130,10 @@ class Supervised:
         self.deaths += 1
         pause = self._backoff.after(served)
         served = round(served, 3)
-        log.error(self._event("died"), **self._named(), **how, error=why, served=served, again_in=pause, tail=tail)
+        if how.get("code") == 0:  # it was told to: by a signal, or `motorcade node leave`
+            log.info(self._event("ended"), **self._named(), served=served, again_in=pause)
+        else:
+            log.error(self._event("died"), **self._named(), **how, error=why, served=served, again_in=pause, tail=tail)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause)
 

@@ -58,15 +58,18 @@ def test_what_nodes_share_and_what_is_their_own() -> None:
 
 @each_case("signal_name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
 def test_a_node_that_dies_is_started_again_where_it_was(signal_name: str) -> None:
-    """The log tells how it died and what it said last; the others go on."""
+    """The log tells how it died and what it said last, or that it was told to end; the others go on."""
     with NodesProcess(2, NO_STORE, stub=True) as nodes:
         pid, other = nodes.pid(1), nodes.pid(2)
         os.kill(pid, getattr(signal, signal_name))
         nodes.until(lambda: len(nodes.events("node_up")) == 3, "it is up again")
-        (died,) = nodes.events("node_died")
-        assert "stub-1" == died["node"]
-        assert ("code" if signal_name == "SIGTERM" else "signal") in died
-        assert any("stub_begins" in line for line in died["tail"])
+        (ended,) = nodes.events("node_ended" if signal_name == "SIGTERM" else "node_died")
+        assert "stub-1" == ended["node"]
+        if signal_name == "SIGTERM":
+            assert [] == nodes.events("node_died") and "info" == ended["level"]
+        else:
+            assert signal_name == ended["signal"]
+            assert any("stub_begins" in line for line in ended["tail"])
         assert nodes.pid(1) != pid and nodes.pid(2) == other
         before, after = (event["http"] for event in nodes.events("node_up") if event["node"] == "stub-1")
         assert before == after
