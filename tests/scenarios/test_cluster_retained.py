@@ -14,9 +14,21 @@ import pytest
 from tests.support.cluster_nodes import ClusterNodes
 from tests.support.flows import MESSAGE_EXPIRY, both_versions, lasting, let_pass
 from tests.support.node import NodeProcess
-from tests.support.wire import PATIENCE, PUBACK, SUBACK, Client, Will, prop, publish_packet, subscribe_packet
+from tests.support.wire import (
+    PATIENCE,
+    PINGREQ,
+    PINGRESP,
+    PUBACK,
+    SUBACK,
+    Client,
+    Will,
+    prop,
+    publish_packet,
+    subscribe_packet,
+)
 
 OPTIONS = "lease = 2.0\nview_lease = 3.5"
+SYSTOPICS = "[plugins.systopics]\ninterval = 0.4"
 RETAIN_AS_PUBLISHED, IF_NEW, NEVER = 0x08, 0x10, 0x20  #: of a SUBSCRIBE, beside the QoS
 LARGE = b"x" * 20_000
 _names = count()
@@ -29,7 +41,7 @@ def unique(what: str) -> str:
 @pytest.fixture(scope="module", params=["lone_redis", "cluster_redis"])
 def nodes(request: pytest.FixtureRequest) -> Iterator[ClusterNodes]:
     servers = request.getfixturevalue(request.param)
-    with ClusterNodes(3, f"{servers.url}?prefix=retained", cluster=OPTIONS) as running:
+    with ClusterNodes(3, f"{servers.url}?prefix=retained", cluster=OPTIONS, more=SYSTOPICS) as running:
         yield running
         for node in running.nodes:
             assert [] == [line for line in node.output if "Traceback" in line or '"level":"error"' in line]
@@ -51,6 +63,7 @@ def given(node: NodeProcess, filter_: str, wanted: int, version: int = 5) -> dic
             assert message.retain
             found[message.topic] = message.payload
         if not wanted:
+            let_pass(0.3)
             subscriber.expect_nothing()
         return found
 
@@ -66,6 +79,18 @@ def until_given(node: NodeProcess, topic: str, payload: bytes) -> None:
             if came.payload == payload:
                 return
     raise AssertionError(f"{topic} was never {payload!r}")
+
+
+def until_gone(node: NodeProcess, topic: str) -> None:
+    """New subscribers get no value any more, sooner or later."""
+    deadline = time.monotonic() + 2 * PATIENCE
+    while time.monotonic() < deadline:
+        with client(node, unique("asks")) as subscriber:
+            subscriber.subscribe(topic, 0)
+            subscriber.send(PINGREQ)
+            if subscriber.recv().type == PINGRESP:
+                return
+    raise AssertionError(f"{topic} did not go")
 
 
 @both_versions
@@ -181,6 +206,34 @@ def test_live_messages_of_other_nodes_have_the_flag_that_the_subscriber_wants(
                     one.expect_nothing()
 
 
+def test_each_node_tells_the_figures_of_each_and_of_all(nodes: ClusterNodes) -> None:
+    """Clients add up; retained messages are the same ones everywhere."""
+    crowd = [client(nodes[number], unique("counted")) for number in (0, 0, 1)]
+    for node in nodes.nodes:
+        wanted = {"broker": "4", "brokers/n1": "2", "brokers/n2": "1", "brokers/n3": "0"}
+        wanted[f"brokers/n{nodes.nodes.index(node) + 1}"] += "+1"  # the monitor
+        wanted = {whose: str(sum(map(int, text.split("+")))) for whose, text in wanted.items()}
+        with client(node, unique("monitor")) as monitor:
+            filters = [f"$SYS/{whose}/clients/connected" for whose in wanted]
+            filters += ["$SYS/+/retained messages/count", "$SYS/brokers/+/retained messages/count"]
+            monitor.subscribe([(one, 0) for one in filters])
+            found: dict[str, str] = {}
+            deadline = time.monotonic() + 2 * PATIENCE
+            kept: dict[str, int] = {}
+            while found != wanted or len(kept) < 4:
+                assert time.monotonic() < deadline, (found, kept)
+                message = monitor.receive()
+                whose = message.topic.removeprefix("$SYS/").partition("/clients/")[0]
+                if whose in wanted:
+                    found[whose] = message.payload.decode()
+                elif "retained" in message.topic:
+                    kept[message.topic] = int(message.payload)
+            everywhere = kept.pop("$SYS/broker/retained messages/count")
+            assert 100 < everywhere < 1.5 * max(kept.values())
+    for one in crowd:
+        one.close()
+
+
 def test_what_a_killed_node_has_acknowledged_stays_and_its_wills_are_retained(nodes: ClusterNodes) -> None:
     """Also at the node that takes its place, which has all messages when it serves."""
     topic = unique("killed")
@@ -192,6 +245,7 @@ def test_what_a_killed_node_has_acknowledged_stays_and_its_wills_are_retained(no
     car.publish(f"{topic}/status", b"online", 1, retain=True)
     killed.kill()
     until_given(nodes[0], f"{topic}/status", b"offline")
+    until_gone(nodes[0], "$SYS/brokers/n3/uptime")
     wanted = {f"{topic}/kept": b"x", f"{topic}/large": LARGE, f"{topic}/status": b"offline"}
     assert wanted == given(nodes[1], f"{topic}/#", 3)
     nodes.nodes[2] = nodes.node("n3").start()
