@@ -344,8 +344,9 @@ class MemoryCluster:
 class MemberStore:
     """The store, as one member writes to it: nothing any more when that is dead."""
 
-    def __init__(self, store: HeldStore) -> None:
+    def __init__(self, store: HeldStore, writer: str) -> None:
         self._store = store
+        self.writer = writer  #: likewise: claims are one member's
         self.dead = False
         self.streams = MemberStreams(store)
 
@@ -402,7 +403,7 @@ class MemberNode(MemoryNode):
         )
         self.cluster = MemoryCluster(self, members.loop, members.store)
         self.tasks: list[asyncio.Task[None]] = []
-        self.plugin_store = MemberStore(members.store)
+        self.plugin_store = MemberStore(members.store, f"writer of {self.member}")
         self.plugins = Plugins(self.broker, self.hooks, Path("unused"), self.state.shared.sources)
         self.plugins.store, self.plugins.cluster = self.plugin_store, self.cluster
 
@@ -513,6 +514,7 @@ class Members:
             connection.hold(Pause.CLOSING)
         node.plugin_store.dead = True
         node.cluster.notes.close()
+        self.store.inner.gate.fenced_others.add(node.plugin_store.writer)
         for task in [*node.tasks, *(task for loaded in node.plugins.loaded() for task in loaded.context.tasks)]:
             task.cancel()
         if node.session_store is not None:

@@ -170,6 +170,18 @@ class Rig:
         self.dead_entries.append(entry)
         self.removals.append(entry)
 
+    def claim(self, limit: int) -> None:
+        raise AssertionError("it is alone")
+
+    def release(self, entries: Sequence[QueueEntry]) -> None:
+        raise AssertionError("it is alone")
+
+    def offer(self, member: str) -> None:
+        raise AssertionError("it is alone")
+
+    def tell_hungry(self, count: int) -> None:
+        raise AssertionError("it is alone")
+
     def set_timer(self, delay: float | None) -> None:
         self.timer_at = None if delay is None else self.now + delay
 

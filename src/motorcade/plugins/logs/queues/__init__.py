@@ -8,6 +8,7 @@ dispatcher     which consumer gets which message; pure
 strategy       which consumer gets the next one; pure
 source         a client that consumes queues
 store          writes of all queues: appends, removals, counts of attempts
+members        what the nodes of a cluster tell each other of queues
 record         the stored form of a message
 tables         names in the store
 """

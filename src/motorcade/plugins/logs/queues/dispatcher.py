@@ -18,6 +18,14 @@ Rule 6: a client whose window is full must not keep messages from one that has r
         seconds goes to a consumer that has room and nothing unsent itself.
 Rule 7: the subscriber is told at once of what was given and may no longer be sent (`recheck`), and asks (`sending`)
         before it sends it, or what may be too old. Nothing else is asked for: most messages leave unasked.
+
+While a cluster has several members (`claims`) each has a dispatcher of its own, and rule 3 is another one:
+
+Rule 8: what is in memory is claimed in the store, so no other member has it. As much is claimed as consumers here are
+        likely to be sent soon (`_wanted`). A member with consumers that have room tells the others when it finds
+        nothing to claim (`hungry`). Who knows of messages that it does not claim (`_untold`) offers them to those, and
+        gives back what its own consumers do not take, and leaves that to the others for a while (`left_to_others`).
+Rule 9: what is given back goes with the count of its attempts. A consumer here may still acknowledge it.
 """
 
 from __future__ import annotations
@@ -26,8 +34,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from heapq import heappop, heappush
-from itertools import count, cycle
+from itertools import count, cycle, groupby
 from math import inf
+from operator import attrgetter
 from typing import Final, Protocol
 
 import msgspec
@@ -48,6 +57,8 @@ MAX_SKIPPED: Final = 256  #: messages that no consumer with room may get, before
 PATIENCE: Final = 1.0  #: seconds that a refused message waits for a consumer that has not refused it, but has no room
 
 BLOCKED: Final = 0.05  #: seconds after which a message that was given and not sent may go to another consumer
+LEFT: Final = 1.0  #: seconds that what was given back is left to other members
+FIRST_CLAIM: Final = 8  #: messages claimed for a consumer that has none
 SENT: Final = inf  #: in place of the time at which a message was given
 
 DISCONNECTED: Final = "disconnected"
@@ -65,12 +76,17 @@ class EntryState(StrEnum):
     WAITING = auto()
     DELAYED = auto()  #: all consumers have refused it
     GIVEN = auto()
+    RELEASED = auto()  #: given back: another member may have it (rule 9)
     DONE = auto()  #: acknowledged, expired, dropped, replaced or dead
 
 
 _WAITING: Final = EntryState.WAITING  # looking up a member of an enumeration costs as much as the rest of a comparison
 _GIVEN: Final = EntryState.GIVEN
+_RELEASED: Final = EntryState.RELEASED
 _DONE: Final = EntryState.DONE
+
+_LEVEL: Final = attrgetter("level")
+_LEVEL_NUMBER: Final = attrgetter("level.number")
 
 _NO_MESSAGE: Final = Message("", b"")
 _NO_RECORD: Final = QueueRecord("", b"")
@@ -111,7 +127,7 @@ class Subscriber(Protocol):
 class QueueConsumer:
     """A client that consumes one queue."""
 
-    __slots__ = ("entries", "filter", "name", "sent", "subscriber")
+    __slots__ = ("blocked", "entries", "filter", "name", "sent", "subscriber")
 
     def __init__(self, name: str, filter_: str, subscriber: Subscriber) -> None:
         self.name = name
@@ -121,6 +137,7 @@ class QueueConsumer:
         #: client has answered, or is about to send it: it must not get the same message twice.
         self.entries: dict[QueueEntry, float] = {}
         self.sent = 0  #: of these, sent
+        self.blocked = False  #: what it was not sent was given back; nothing is claimed for it until it takes something
 
     @property
     def held(self) -> int:
@@ -161,8 +178,19 @@ class Level:
         self.leaving: set[int] = set()  #: done, and perhaps still in the store
         self.left: set[int] = set()  #: of these, gone while the level was read
         self.remembered: OrderedDict[int, tuple[int, list[Attempt] | None]] = OrderedDict()  #: of what is forgotten
+        self.lent: dict[int, QueueEntry] = {}  #: given back, and a consumer has not answered yet
+        self.left_to_others: dict[int, float] = {}  #: positions that are not claimed, until when
         self.average = 0.0  #: bytes of a message, in the last read
         self._serial = count()
+
+    def waiting(self) -> int:
+        """Return how many wait, about: some that wait no more may be counted."""
+        ahead, returned = self.ahead, self.returned
+        while ahead and ahead[0].state is not _WAITING:
+            self.size -= ahead.popleft().size
+        while returned and returned[0][2].state is not _WAITING:
+            heappop(returned)
+        return len(ahead) + len(returned)
 
     def take(self) -> QueueEntry | None:
         """Return the first that waits."""
@@ -185,19 +213,28 @@ class Level:
         heappush(self.returned, (entry.position, next(self._serial), entry))
 
     def add(self, entries: list[QueueEntry]) -> None:
-        """Let messages wait that follow all others in the order of the store, but for those that are done already."""
+        """Let messages wait, but for those that are here or done already."""
         for entry in entries:
             position = entry.position
-            if position in self.leaving:
+            if position in self.leaving or position in self.entries:
                 continue
-            if self.remembered:
+            if position in self.lent:
+                lent = self.lent.pop(position)
+                lent.attempts = max(lent.attempts, entry.attempts)
+                entry = lent  # noqa: PLW2901 - the consumer that has it must not get it twice
+            elif self.remembered:
                 attempts, entry.history = self.remembered.pop(position, (0, None))
                 entry.attempts = max(entry.attempts, attempts)
             entry.ends = self.dispatcher.ends(entry)
             self.entries[position] = entry
+            if self.ahead and position < self.ahead[-1].position:
+                self.put_back(entry)
+                continue
+            entry.state = _WAITING
             self.size += entry.size
             self.ahead.append(entry)
-        self.cursor = max(self.cursor, entries[-1].position)
+        if entries:
+            self.cursor = max(self.cursor, entries[-1].position)
 
     def forget(self) -> int:
         """Drop everything from memory, to be read again; return how many messages' attempts are remembered no more."""
@@ -206,16 +243,21 @@ class Level:
             return 0
         self.cursor = min(self.cursor, min(self.entries) - 1)
         self.behind = True
-        for position, entry in self.entries.items():
-            if entry.attempts or entry.history:
-                self.remembered[position] = entry.attempts, entry.history
-        excess = max(0, len(self.remembered) - MAX_REMEMBERED)
-        for _ in range(excess):
-            self.remembered.popitem(last=False)
+        excess = self.remember(self.entries.values())
         self.entries.clear()
         self.ahead.clear()
         self.size = 0
         self.returned.clear()
+        return excess
+
+    def remember(self, entries: Iterable[QueueEntry]) -> int:
+        """Remember the attempts at messages that leave memory; return how many messages' are remembered no more."""
+        for entry in entries:
+            if entry.attempts or entry.history:
+                self.remembered[entry.position] = entry.attempts, entry.history
+        excess = max(0, len(self.remembered) - MAX_REMEMBERED)
+        for _ in range(excess):
+            self.remembered.popitem(last=False)
         return excess
 
     @property
@@ -241,6 +283,18 @@ class Effects(Protocol):
     def dead_letter(self, entry: QueueEntry, reason: str) -> None:
         """Move a message that was sent too often to the dead-letter queue, or drop it; `removed` answers."""
 
+    def claim(self, limit: int) -> None:
+        """Claim up to so many messages; `claimed` answers."""
+
+    def release(self, entries: Sequence[QueueEntry]) -> None:
+        """Give messages back, with their attempts; `released` answers."""
+
+    def offer(self, member: str) -> None:
+        """Tell a member that there are messages."""
+
+    def tell_hungry(self, count: int) -> None:
+        """Tell all members that consumers here have room for so many, and find nothing."""
+
     def set_timer(self, delay: float | None) -> None:
         """Call `tick` after so many seconds instead of when it was to be called; None: not at all."""
 
@@ -263,6 +317,14 @@ class QueueDispatcher:
         self._delayed: list[tuple[float, int, QueueEntry]] = []
         self._serial = count()
         self._timer_at = inf
+        # With several members (rule 8):
+        self.claims = False
+        self.waits = False  #: another member may have messages in memory that are not claimed: nothing is claimed yet
+        self.hungry: dict[str, int] = {}  #: members with consumers that have room for so many
+        self.is_hungry = False  #: the others know that this one is
+        self._claiming = False
+        self._more = False  # there may be something to be claimed
+        self._untold = 0  # messages that may be there, which no other member knows of
 
     # -- consumers
 
@@ -273,6 +335,7 @@ class QueueDispatcher:
             if entry.state is EntryState.DELAYED and consumer.may_get(entry):
                 entry.level.put_back(entry)
         self._ready.offer(consumer)
+        self._more = True
         self.dispatch(now)
 
     def leave(self, consumer: QueueConsumer, reason: str, now: float) -> None:
@@ -280,6 +343,8 @@ class QueueDispatcher:
         self.consumers.pop(consumer, None)
         self._ready.discard(consumer)
         held = [(entry, since) for entry, since in consumer.entries.items() if entry.consumer is consumer]
+        for entry in consumer.entries:
+            self._answered(entry)
         consumer.entries.clear()
         consumer.sent = 0
         for entry, since in held:
@@ -325,11 +390,14 @@ class QueueDispatcher:
             return
         self.effects.mark(left)
         consumer.sent += len(left)
+        consumer.blocked = False
         self._counters["delivered"] += len(left)
         if until > now:
             self._wake(until, now)
         if self._gave and len(self.consumers) > 1 and consumer.is_hungry:
             self._wake(now + BLOCKED, now)
+        if self._more and self.claims:
+            self._claim_ahead()
 
     def acknowledged(self, consumer: QueueConsumer, entries: Iterable[QueueEntry], now: float) -> None:
         """End messages that a consumer has acknowledged, in time or late."""
@@ -338,6 +406,7 @@ class QueueDispatcher:
         for entry in entries:
             if held.pop(entry, None) == SENT:
                 consumer.sent -= 1
+            self._answered(entry)
             if entry.consumer is not consumer:  # it may have been forgotten and read again, if this was the last one
                 entry = entry.level.entries.get(entry.position, entry)  # noqa: PLW2901
             if entry.state is not _DONE and not self.closed:
@@ -353,6 +422,7 @@ class QueueDispatcher:
     def not_taken(self, consumer: QueueConsumer, entry: QueueEntry, reason: str, now: float) -> None:
         """Give a message to another consumer: this one has refused it, or was not sent it."""
         since = consumer.entries.pop(entry, None)  # None: its queue is gone
+        self._answered(entry)
         if since == SENT:
             consumer.sent -= 1
         elif since is not None and reason not in {WITHDRAWN, EXPIRED}:
@@ -369,6 +439,11 @@ class QueueDispatcher:
                 if self._may_try_again(entry, consumer, reason, now):
                     self._find_another(entry, consumer, now)
         self.has_room(consumer, now)
+
+    def _answered(self, entry: QueueEntry) -> None:
+        """Note that a consumer no longer has a message, which was given back perhaps."""
+        if entry.state is _RELEASED:
+            entry.level.lent.pop(entry.position, None)
 
     def _take_from(self, entry: QueueEntry) -> None:
         """Take a message from its consumer."""
@@ -407,6 +482,10 @@ class QueueDispatcher:
         Only the very next position is taken. Anything else may follow messages that are not known here: the answers to
         their appends come later, or say that the outcome is unknown.
         """
+        if self.claims:
+            self._more = True
+            self._untold += 1
+            return False
         if position <= level.cursor:
             return False
         if level.reading:
@@ -424,6 +503,9 @@ class QueueDispatcher:
 
     def read_again(self, level: Level) -> None:
         """Read on: there may be messages after an append of unknown outcome. `dispatch` begins with it."""
+        if self.claims:
+            self._more = True
+            self._untold += 1
         level.behind = True
         level.grown = level.reading
 
@@ -459,7 +541,7 @@ class QueueDispatcher:
             level.leaving.add(position)
             level.left.add(position)
         level.remembered.pop(position, None)
-        entry = level.entries.get(position)
+        entry = level.entries.get(position) or level.lent.get(position)
         if entry is not None:
             self._end(entry)
 
@@ -493,6 +575,7 @@ class QueueDispatcher:
         level = entry.level
         level.unmarked.pop(entry, None)
         level.entries.pop(entry.position, None)
+        level.lent.pop(entry.position, None)
 
     def _recheck(self, entry: QueueEntry) -> None:
         """Let the consumer that has a message and was not sent it ask before that happens (rule 7)."""
@@ -521,6 +604,12 @@ class QueueDispatcher:
 
     def _rewind(self) -> None:
         """Forget what waits while there are no consumers: it is read again for the next one."""
+        if self.claims:
+            self._release([entry for level in self._down for entry in level.entries.values()])
+            for level in self._down:
+                level.ahead.clear()
+                level.returned.clear()
+                level.size = 0
         for level in self.levels.values():
             forgotten = level.forget()
             if forgotten:
@@ -537,6 +626,8 @@ class QueueDispatcher:
         """Give what waits to consumers that have room."""
         if self._dispatch(now) and self._gave and len(self.consumers) > 1:
             self._wake(now + BLOCKED, now)  # rule 6; not at once: looking has a price
+        if self.claims:
+            self._share(now)
 
     def _dispatch(self, now: float) -> bool:
         """Give what waits to consumers that have room, and read ahead; return True if one still has room."""
@@ -578,7 +669,7 @@ class QueueDispatcher:
                     self._dead_letter(entry, entry.history[-1].reason if entry.history else RESTARTED)
                 else:
                     return entry
-            if level.behind or level.reading:
+            if (level.behind or level.reading) and not self.claims:
                 return None
         return None
 
@@ -624,6 +715,9 @@ class QueueDispatcher:
 
     def _read_ahead(self) -> None:
         """Read on where the next messages come from, while a consumer takes them."""
+        if self.claims:
+            self._claim_ahead()
+            return
         for level in self._down:
             if level.reading:
                 return
@@ -636,11 +730,178 @@ class QueueDispatcher:
             if level.ahead:
                 return
 
+    # -- several members (rules 8 and 9)
+
+    def begin_claims(self) -> None:
+        """Take nothing into memory from now on but what is claimed; what is there has to be claimed by the caller."""
+        self.claims = self._more = True
+        for level in self._down:
+            level.rewound = level.reading
+
+    def end_claims(self, now: float) -> None:
+        """Go on alone: what others had claimed is before what was read here, too."""
+        self.claims = self.waits = self.is_hungry = False
+        self.hungry.clear()
+        self._untold = 0
+        for level in self._down:
+            level.left_to_others.clear()
+            level.cursor = 0
+            level.behind = True
+            level.grown = level.reading
+        if self.consumers:
+            self.dispatch(now)
+
+    def look(self, now: float, *, offered: bool = False) -> None:
+        """Note that there may be something to claim; `offered`: that no other member was told of."""
+        if not self.claims:
+            return
+        self._more = True
+        if offered:
+            self.is_hungry = False
+            self._untold = max(1, self._untold)
+            for level in self._down:
+                level.left_to_others.clear()  # they had their turn
+        self.dispatch(now)
+
+    def note_hungry(self, member: str, count: int, now: float) -> None:
+        """Note that a member has consumers with room, and nothing for them."""
+        if self.claims:
+            self.hungry[member] = count
+            self.dispatch(now)
+
+    def forget_member(self, member: str) -> None:
+        """Note that a member is gone."""
+        self.hungry.pop(member, None)
+
+    def new_members(self) -> None:
+        """Note that there are members who do not know yet whether this one is hungry."""
+        self.is_hungry = False
+
+    def _wanted(self) -> int:
+        """Return how many messages to claim: as many as consumers are likely to be sent soon."""
+        allowed = unsent = room = 0
+        for consumer in self._ready.some_with_room(READ):
+            if not consumer.blocked:
+                allowed += consumer.sent or FIRST_CLAIM
+                unsent += consumer.held - consumer.sent
+                room += consumer.room
+        waiting = sum(level.waiting() for level in self._down)
+        if (unsent + waiting) * 2 > allowed:
+            return 0  # a few at a time would cost a write each
+        return max(0, min(READ, room - waiting, allowed - unsent - waiting))
+
+    def _claim_ahead(self) -> None:
+        if self._claiming or self.waits or not self._more:
+            return
+        wanted = self._wanted()
+        if wanted > 0:
+            self._claiming, self._more = True, False
+            self.effects.claim(wanted)
+
+    def claimed(self, found: Iterable[tuple[Level, list[QueueEntry]]], now: float, *, more: bool) -> None:
+        """Take what was claimed, if anything; `more`: perhaps not all."""
+        self._claiming = False
+        if more:
+            self._more = True
+            self._untold = max(1, self._untold)
+        elif not self._more:
+            self._untold = 0  # what was left to others was offered when it was given back
+        for level, entries in found:
+            level.add(entries)
+        if self.consumers:
+            self.dispatch(now)
+        else:
+            self._rewind()
+            self._share(now)
+
+    def released(self, count: int, now: float) -> None:
+        """Note that messages were given back: others may have them now."""
+        if self.claims:
+            self._more = True
+            self._untold += count
+            self._offer()
+            self.dispatch(now)
+
+    def _share(self, now: float) -> None:
+        """Offer other members what is not taken here, and tell them if there is nothing."""
+        if not self._claiming:
+            self._offer()
+        if self.hungry:
+            count, waiting = sum(self.hungry.values()), list[QueueEntry]()
+            while len(waiting) < count and (entry := self._next(now)) is not None:
+                waiting.append(entry)
+            if waiting:
+                self._release(waiting, now + LEFT)
+            if self._gave:
+                self._wake(now + BLOCKED, now)
+        if not (self._more or self._claiming or self.is_hungry) and (wanted := self._wanted()) > 0:
+            self.is_hungry = True
+            self.effects.tell_hungry(wanted)
+
+    def _offer(self) -> None:
+        """Tell hungry members of what they may not know of."""
+        for member in list(self.hungry) if self._untold else ():
+            if self._untold <= 0:
+                break
+            self._untold = max(0, self._untold - self.hungry.pop(member))
+            self.effects.offer(member)
+
+    def _release_blocked(self, now: float) -> float:
+        """Give back what was not sent for a while if other members are hungry; return when to look again, if at all."""
+        count = sum(self.hungry.values())
+        if not count or not self._gave:
+            return inf
+        unsent = [
+            (since, entry, consumer)
+            for consumer in self.consumers
+            if not consumer.is_hungry
+            for entry, since in consumer.entries.items()
+            if since != SENT and entry.consumer is consumer
+        ]
+        unsent.sort(key=lambda one: (one[0], -one[1].level.number, one[1].position))  # as it was given
+        self._gave = bool(unsent)
+        some = [one for one in unsent if one[0] + BLOCKED <= now][:count]
+        for _, entry, consumer in some:
+            self._recheck(entry)
+            consumer.blocked = True
+        if some:
+            self._release([entry for _, entry, _ in some], now + LEFT)
+        return unsent[len(some)][0] + BLOCKED if 0 < len(unsent) > len(some) < count else inf
+
+    def left_to_others(self, level: Level, now: float) -> list[int]:
+        """Return the positions of a level that are not to be claimed now."""
+        left = level.left_to_others
+        while left and next(iter(left.values())) <= now:
+            del left[next(iter(left))]
+        return list(left)
+
+    def _release(self, entries: list[QueueEntry], until: float = 0.0) -> None:
+        """Give messages back (rule 9), and leave them to others until then."""
+        for level, some in groupby(sorted(entries, key=_LEVEL_NUMBER), key=_LEVEL):
+            of_level = list(some)
+            forgotten = level.remember(of_level)
+            if forgotten:
+                self._counters["notes_forgotten"] += forgotten
+            for entry in of_level:
+                entry.consumer = None
+                entry.state = _RELEASED
+                self._due.pop(entry, None)
+                level.unmarked.pop(entry, None)
+                level.entries.pop(entry.position, None)
+                if until:
+                    level.left_to_others.pop(entry.position, None)
+                    level.left_to_others[entry.position] = until
+                if any(entry in consumer.entries for consumer in self.consumers if entry.tried or consumer.blocked):
+                    level.lent[entry.position] = entry
+        if entries:
+            self.effects.release(entries)
+
     # -- time
 
     def tick(self, now: float) -> None:
         """Do what was to happen until now."""
         self._timer_at = inf
+        refused: list[QueueEntry] = []
         while self._due:
             entry = next(iter(self._due))
             if self._due[entry] > now:
@@ -650,10 +911,19 @@ class QueueDispatcher:
             entry = heappop(self._delayed)[2]
             entry.avoid = None
             if entry.state is EntryState.DELAYED:
-                entry.level.put_back(entry)
+                if self.hungry:
+                    refused.append(entry)
+                else:
+                    entry.level.put_back(entry)
+        if refused:
+            self._release(refused, now + LEFT)
         self._dispatch(now)
         delayed = self._delayed[0][0] if self._delayed else inf
-        self._wake(min(self._share_blocked(now), next(iter(self._due.values()), inf), delayed), now)
+        blocked = self._share_blocked(now)
+        if self.claims:
+            self._share(now)
+            blocked = min(blocked, self._release_blocked(now))
+        self._wake(min(blocked, next(iter(self._due.values()), inf), delayed), now)
 
     def _time_out(self, entry: QueueEntry, now: float) -> None:
         """Take a message from a consumer that has not acknowledged it in time. It may still do so, if it is first."""

@@ -20,7 +20,7 @@ COUNTS: Final = (
         "queue_refusals_total",
         "Messages and queues that a bound has refused.",
         "reason",
-        same("refused_full", "refused_pending", "refused_queues", "refused_members", prefix="refused_")
+        same("refused_full", "refused_pending", "refused_queues", prefix="refused_")
         | {"dead_letter_refused": "dead_letter"},
     ),
     Counts(

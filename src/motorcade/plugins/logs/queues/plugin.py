@@ -26,14 +26,15 @@ from motorcade.extension.hooks import Continue, Handled, Stop, Verdict, acknowle
 from motorcade.extension.metrics import Counts, Family, Measure, Table, by_name
 from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import SourceType
+from motorcade.plugins.logs.queues.members import QueueMembers
 from motorcade.plugins.logs.queues.metrics import BY_QUEUE, COUNTS, MEASURES, ROUTE_BYTES
 from motorcade.plugins.logs.queues.options import NOUN, QueuesConfig
 from motorcade.plugins.logs.queues.queue import Queue
 from motorcade.plugins.logs.queues.record import QUEUE
-from motorcade.plugins.logs.queues.service import MAX_ROUTES, SEVERAL_MEMBERS, QueueService
+from motorcade.plugins.logs.queues.service import MAX_ROUTES, QueueService
 from motorcade.plugins.logs.queues.source import QueueSource
 from motorcade.plugins.logs.queues.store import QueueAppend, QueueStore
-from motorcade.plugins.logs.queues.tables import PREFIX
+from motorcade.plugins.logs.queues.tables import PREFIX, mailbox_of
 from motorcade.storage.ports import Store, StoreError, StoreFullError
 
 SERVICE: Final = "queues"
@@ -54,7 +55,6 @@ EVENTS: Final = (
     "refused_full",
     "refused_pending",
     "refused_queues",
-    "refused_members",
 )
 
 Wanted = Subscription | ReasonCode | Verdict
@@ -78,15 +78,20 @@ class QueuesPlugin(Plugin):
         self._store = QueueStore(store, context.counters, context.log, context.hub.now, context.spawn)
         self._queues = QueueService(self._store, config.max_queues, self._bind)
         self._bound: tuple[str, ...] = ()
+        self._members: QueueMembers | None = None
 
     async def start(self) -> None:
         context = self.context
         if context.store is None:
             raise PluginError("queues need a store, and this node has none")
         if context.cluster is not None:
-            context.endings.append(context.cluster.on_change(self._members_changed))
-            self._members_changed()
+            self._members = QueueMembers(context.cluster, self._queues, context.spawn)
+            self._queues.members = self._members
+            self._members.start(context.at_end)
+            context.spawn(self._members.look_again, "look")
         await self._queues.load(self.config.queue)
+        if self._members is not None:
+            self._members.follow(context.at_end)
         context.add_source(SourceType("queue", self._source, prefix=PREFIX, multi_topic=True, release=True))
         context.offer(SERVICE, self._queues)
         context.spawn(self._sweep, "sweep")
@@ -95,6 +100,12 @@ class QueuesPlugin(Plugin):
         """Store what was acknowledged and counted. Nothing is published or consumed any more."""
         for queue in self._queues:
             queue.set_timer(None)
+        if self._members is not None and self._members.claims:
+            for queue in list(self._queues):
+                queue.close()
+            await asyncio.sleep(0)  # what they give back is on its way
+            for queue in self._queues:
+                await queue.settle()
         await self._store.close()
 
     async def reload(self, config: QueuesConfig) -> None:
@@ -147,17 +158,19 @@ class QueuesPlugin(Plugin):
         turn = bisect_right(names, after)
         for name in (*names[turn:], *names[:turn]):
             queue = self._queues.get(name)
-            if queue is not None:
+            if queue is not None and not self._sweeps(queue):
+                await queue.refresh()  # others append and remove, too
+            elif queue is not None:
                 budget -= await queue.sweep(self.context.hub.now(), budget)
             after = name
             if budget <= 0:
                 break
         return after
 
-    def _members_changed(self) -> None:
-        """Serve queues only while this node is alone."""
+    def _sweeps(self, queue: Queue) -> bool:
+        """Return True if this member removes what is too old of a queue."""
         cluster = self.context.cluster
-        self._queues.serve(cluster is None or not cluster.peers)
+        return cluster is None or cluster.is_steward(self._queues.store.feeds.feed_of(mailbox_of(queue.name)))
 
     # -- publishers
 
@@ -180,9 +193,6 @@ class QueuesPlugin(Plugin):
         if not queues:
             return None
         waits = message.qos > 0
-        if not self._queues.serving:
-            self.context.counters["refused_members"] += 1
-            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS)) if waits else None
         try:
             appends = self._prepare(message, queues)
         except StoreFullError as error:
@@ -209,7 +219,7 @@ class QueuesPlugin(Plugin):
         appends: list[QueueAppend] = []
         for queue in queues:
             try:
-                appends.append(queue.prepare(message, body, payload))
+                appends.append(queue.prepare(message, body, payload, beside=len(queues) > 1))
             except StoreFullError:
                 counters["refused_full"] += 1
                 if message.qos:
@@ -258,8 +268,6 @@ class QueuesPlugin(Plugin):
             check_name(NOUN, name)
         except BadNameError as error:
             return Verdict(ReasonCode.TOPIC_FILTER_INVALID, f"{error}; a queue is consumed by {PREFIX}NAME")
-        if not self._queues.serving:
-            return Verdict(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS)
         granted = replace(subscription, qos=1) if subscription.qos > 1 else subscription
         if self._queues.get(name) is None:
             return Verdict(granted, f"there is no queue {name!r} yet; messages come when it is declared")

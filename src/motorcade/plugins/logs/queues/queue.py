@@ -8,9 +8,9 @@ of a batch and refuses the rest). What was stored has its position by then, so r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from motorcade.core.message import Message
 from motorcade.delivery.record import RecordError, message_of
@@ -27,7 +27,22 @@ from motorcade.plugins.logs.queues.record import (
     level_of,
 )
 from motorcade.plugins.logs.queues.store import RETRY, QueueAppend, QueueStore
-from motorcade.storage.ports import SPARE_ALL, Appended, Bound, Draft, Entry, StoreError, StoreFullError
+from motorcade.plugins.logs.queues.tables import MAX_MARK
+from motorcade.storage.ports import (
+    MAX_CLAIMED,
+    SPARE_ALL,
+    Appended,
+    Batch,
+    Bound,
+    Draft,
+    Entry,
+    StoreError,
+    StoreFencedError,
+    StoreFullError,
+)
+
+if TYPE_CHECKING:
+    from motorcade.plugins.logs.queues.members import QueueMembers
 
 RANK: Final = 48  #: bits of a position below the rank of its level, where operators read messages
 STEP: Final = 64  #: messages read at once by a sweep, or when a queue with priorities is too large
@@ -39,7 +54,13 @@ class Queue:
     """A queue that is declared."""
 
     def __init__(
-        self, name: str, options: QueueOptions, origin: str, store: QueueStore, find: Callable[[str], Queue | None]
+        self,
+        name: str,
+        options: QueueOptions,
+        origin: str,
+        store: QueueStore,
+        find: Callable[[str], Queue | None],
+        members: QueueMembers | None = None,
     ) -> None:
         """Take `find`, which returns the queue of a name, for dead letters."""
         self.name = name
@@ -47,6 +68,8 @@ class Queue:
         self.origin = origin
         self.dead_lettered = 0  #: messages moved to the dead-letter queue, since the start of the node
         self.dispatcher = QueueDispatcher(name, options, self, store.counters)
+        self.members = members
+        self._lane = asyncio.Lock()  # claims and their ends, one after the other
         self._store = store
         self._mailboxes = store.store.mailboxes
         self._find = find
@@ -66,10 +89,12 @@ class Queue:
 
     # -- appending
 
-    def prepare(self, message: Message, body: bytes, payload: bytes, token: bytes = b"") -> QueueAppend:
+    def prepare(
+        self, message: Message, body: bytes, payload: bytes, token: bytes = b"", *, beside: bool = False
+    ) -> QueueAppend:
         """Return the append of a message to this queue; `StoreFullError` if there is no room for it.
 
-        `token`: of a dead letter.
+        `token`: of a dead letter; `beside`: other queues get the message too, or none of them.
         """
         options = self.options
         level = self.dispatcher.levels[level_of(message.user_properties, options.priorities)]
@@ -88,6 +113,10 @@ class Queue:
         if options.overflow == "drop_oldest":
             if options.priorities == 1:  # else the lowest level goes first, whatever the level of the message: `_trim`
                 append.bound = Bound(options.max_messages, options.max_bytes)
+        elif self.dispatcher.claims and not token and not (beside and self._is_full(size)):
+            # How large it is nobody knows but the store: others append and remove, too.
+            others = tuple(other.mailbox for other in self.dispatcher.levels.values() if other is not level)
+            append.bound = Bound(options.max_messages, options.max_bytes, refuse=True, beside=others)
         elif self._is_full(size):
             self._refresh_soon()
             if not key:
@@ -113,8 +142,10 @@ class Queue:
     def spared_up_to(self, level: Level) -> int:
         """Return the position up to which the bound of an append pushes out nothing: consumers have it.
 
-        Looked for only in a full queue: very many messages may be in flight.
+        Looked for only in a full queue: very many messages may be in flight. What is claimed the store knows.
         """
+        if self.dispatcher.claims:
+            return 0
         return self.dispatcher.sent_up_to(level) if self._is_full() else SPARE_ALL
 
     def _is_full(self, size: int = 0) -> bool:
@@ -148,7 +179,10 @@ class Queue:
         self._delta -= 1
         self._delta_bytes -= size
         counters = self._store.counters
-        if self.closed or answer.repeated:
+        if self.closed:
+            return None
+        if answer.repeated:
+            self.dispatcher.takes(level, answer.position)  # by another member, perhaps, which told nobody
             return None
         if answer.refused:
             counters["refused_full"] += 1
@@ -168,6 +202,8 @@ class Queue:
             self._entries += 1
         if answer.replaced or answer.dropped or answer.over:
             self._refresh_soon()  # the answer does not tell how large they were
+        if answer.replaced or answer.dropped:
+            self.told_gone(level, [position for position in (answer.replaced, *answer.dropped) if position])
         counters["appended"] += 1
         if self.dispatcher.takes(level, answer.position):
             draft = append.draft
@@ -176,6 +212,11 @@ class Queue:
         if self.options.overflow == "drop_oldest" and self.options.priorities > 1 and self._is_full():
             self._trim_soon()
         return None
+
+    def told_gone(self, level: Level, positions: Sequence[int]) -> None:
+        """Tell other members that messages are not there any more."""
+        if self.members is not None and self.dispatcher.claims:
+            self.members.tell_gone(level.mailbox, positions)
 
     def dispatch(self) -> None:
         """Give what waits to consumers: before its publisher is answered, so that it leaves no later."""
@@ -193,7 +234,7 @@ class Queue:
     @property
     def size(self) -> tuple[int, int]:
         """Return messages and bytes in the queue, as far as known."""
-        return self._entries + self._delta, self._bytes + self._delta_bytes
+        return max(0, self._entries + self._delta), max(0, self._bytes + self._delta_bytes)
 
     async def oldest(self) -> float | None:
         """Return when the oldest message was stored."""
@@ -232,6 +273,11 @@ class Queue:
                 after = 0
                 while self._is_full() and not self.closed:
                     excess = max(1, self.size[0] - self.options.max_messages) if self.options.max_messages else 1
+                    if self.dispatcher.claims:
+                        if not await self._drop_unclaimed(level, min(STEP, excess), "dropped"):
+                            break
+                        await self.refresh()
+                        continue
                     after = max(after, self.dispatcher.sent_up_to(level))
                     entries = await self._mailboxes.read(level.mailbox, after, min(STEP, excess), self._store.now())
                     if not entries or self.closed:
@@ -264,6 +310,11 @@ class Queue:
             await asyncio.sleep(RETRY)
             self.dispatcher.fetched(level, [], 0, self._store.now(), more=True)
             return
+        entries = self._readable(level, stored)
+        last = stored[-1].position if stored else 0
+        self.dispatcher.fetched(level, entries, last, self._store.now(), more=len(stored) == limit)
+
+    def _readable(self, level: Level, stored: Sequence[Entry]) -> list[QueueEntry]:
         entries: list[QueueEntry] = []
         for each in stored:
             try:
@@ -273,14 +324,142 @@ class Queue:
                 self._store.log.error(  # noqa: TRY400 - the error says enough
                     "queue_entry_unreadable", queue=self.name, position=each.position, error=str(error)
                 )
-        last = stored[-1].position if stored else 0
-        self.dispatcher.fetched(level, entries, last, self._store.now(), more=len(stored) == limit)
+        return entries
 
     def _entry(self, level: Level, entry: Entry) -> QueueEntry:
         body, payload = entry.body, entry.payload
         record = QUEUE.decode(body)
         size = len(body) + len(payload)
         return QueueEntry(level, entry.position, delivered(record, payload), record, size, entry.stored_at, entry.mark)
+
+    # -- claims
+
+    def claim(self, limit: int) -> None:
+        self._store.spawn(self._claim_some(limit), f"claim.{self.name}")
+
+    async def _claim_some(self, limit: int) -> None:
+        levels = list(reversed(self.dispatcher.levels.values()))
+        now = self._store.now()
+        skip = [self.dispatcher.left_to_others(level, now) for level in levels]
+        async with self._lane:
+            more = False
+            try:
+                positions = await self._claim(levels, limit, skip)
+                more = sum(map(len, positions)) >= limit
+            except StoreError as error:
+                self._store.log.warning("queue_not_claimed", queue=self.name, error=str(error))
+                positions, more = await self._claimed(levels), True
+            found = [(level, await self._entries_of(level, of)) for level, of in zip(levels, positions, strict=True)]
+        if self.closed:  # meanwhile
+            for level, of in zip(levels, positions, strict=True):
+                await self._release(level, of, {})
+            return
+        self.dispatcher.claimed(found, self._store.now(), more=more)
+
+    async def _claim(
+        self, levels: Sequence[Level], limit: int, skip: Sequence[Sequence[int]] = ()
+    ) -> Sequence[Sequence[int]]:
+        batch = Batch()
+        batch.claim([level.mailbox for level in levels], self._store.store.writer, limit, self._store.now(), skip)
+        (found,) = (await self._store.store.write(batch)).claimed
+        return found
+
+    async def _claimed(self, levels: Sequence[Level]) -> list[list[int]]:
+        """Return what is claimed, when the store answers again, and not known here."""
+        while True:
+            await asyncio.sleep(RETRY)
+            try:
+                found = [await self._mailboxes.claimed(level.mailbox, self._store.store.writer) for level in levels]
+            except StoreError:
+                continue
+            return [
+                [position for position in of if position not in level.entries]
+                for level, of in zip(levels, found, strict=True)
+            ]
+
+    async def _entries_of(self, level: Level, positions: Sequence[int]) -> list[QueueEntry]:
+        """Read what is claimed, as long as that takes."""
+        while positions:
+            try:
+                stored = await self._mailboxes.entries(level.mailbox, positions, self._store.now())
+            except StoreError as error:
+                self._store.log.warning("queue_not_read", queue=self.name, error=str(error))
+                await asyncio.sleep(RETRY)
+            else:
+                return self._readable(level, stored)
+        return []
+
+    async def adopt(self, upto: Mapping[Level, int]) -> None:
+        """Claim what was read while this node was alone: everything up to a position of each level. `StoreError`."""
+        async with self._lane:
+            for level, end in upto.items():
+                more = end > 0 and bool(level.entries or level.leaving)
+                while more:
+                    (found,) = await self._claim([level], MAX_CLAIMED)
+                    beyond = [position for position in found if position > end]
+                    if beyond:
+                        await self._release(level, beyond, {})
+                    more = len(found) == MAX_CLAIMED and not beyond
+
+    def release(self, entries: Sequence[QueueEntry]) -> None:
+        self._store.spawn(self._release_all(list(entries)), f"release.{self.name}")
+
+    async def _release_all(self, entries: Sequence[QueueEntry]) -> None:
+        by_level: dict[Level, list[QueueEntry]] = {}
+        for entry in entries:
+            by_level.setdefault(entry.level, []).append(entry)
+        async with self._lane:
+            for level, some in by_level.items():
+                marks = {entry.position: min(entry.attempts, MAX_MARK) for entry in some if entry.attempts}
+                await self._release(level, [entry.position for entry in some], marks)
+        self.dispatcher.released(len(entries), self._store.now())
+
+    async def _release(self, level: Level, positions: Sequence[int], marks: Mapping[int, int]) -> None:
+        """Give claims back, as long as that takes, with the counts of attempts."""
+        while positions:
+            batch = Batch()
+            for position, mark in marks.items():
+                batch.mark(level.mailbox, position, mark)
+            batch.release(level.mailbox, self._store.store.writer, positions)
+            try:
+                await self._store.store.write(batch)
+            except StoreFencedError:
+                return  # then the claims are void
+            except StoreError as error:
+                self._store.log.warning("queue_not_released", queue=self.name, error=str(error))
+                await asyncio.sleep(RETRY)
+            else:
+                return
+
+    async def _drop_unclaimed(
+        self, level: Level, limit: int, event: str, keep: Sequence[int] = (), wanted: Collection[int] | None = None
+    ) -> int:
+        """Remove some of the oldest messages that no member has claimed; return how many. `StoreError`.
+
+        `keep`: positions to pass over; `wanted`: no others than these.
+        """
+        async with self._lane:
+            (claimed,) = await self._claim([level], limit, [keep])
+            old = [position for position in claimed if wanted is None or position in wanted]
+            await self._release(level, [position for position in claimed if position not in set(old)], {})
+            entries = await self._mailboxes.entries(level.mailbox, old, self._store.now())
+            self._drop(level, entries, event)
+        if len(old) < len(claimed):
+            self.dispatcher.released(len(claimed) - len(old), self._store.now())
+        return len(entries)
+
+    def offer(self, member: str) -> None:
+        if self.members is not None:
+            self.members.offer(self.name, member)
+
+    def tell_hungry(self, count: int) -> None:
+        if self.members is not None:
+            self.members.tell_hungry(self.name, count)
+
+    async def settle(self) -> None:
+        """Wait until what was given back is given back."""
+        async with self._lane:
+            pass
 
     def remove(self, entries: Sequence[QueueEntry]) -> None:
         self._delta -= len(entries)
@@ -385,7 +564,12 @@ class Queue:
                 if not self.closed:
                     held = self.dispatcher.is_held
                     old = [e for e in entries if self._is_old(e, now) and not held(level, e.position)]
-                    self._drop(level, old, "expired")
+                    if self.dispatcher.claims and old:
+                        wanted = {entry.position for entry in old} - level.entries.keys()
+                        keep = [entry.position for entry in entries if entry.position not in wanted]
+                        await self._drop_unclaimed(level, len(wanted), "expired", keep, wanted)
+                    else:
+                        self._drop(level, old, "expired")
                 if start or not self._swept.get(level.number):
                     self._swept[level.number] = entries[-1].position if len(entries) == limit else 0
         return looked

@@ -20,18 +20,19 @@ from motorcade.core.errors import MotorcadeError
 from motorcade.core.trie import FilterTrie
 from motorcade.extension.declared import CONFIGURED, CREATED, ConflictError, FoundMessage, UnknownError, check_name
 from motorcade.plugins.logs.queues import options as options_
-from motorcade.plugins.logs.queues.dispatcher import DISCONNECTED, QueueConsumer
+from motorcade.plugins.logs.queues.dispatcher import QueueConsumer
+from motorcade.plugins.logs.queues.members import decode_consuming
 from motorcade.plugins.logs.queues.options import NOUN, QueueOptions, check, check_chain
 from motorcade.plugins.logs.queues.queue import Queue
 from motorcade.plugins.logs.queues.store import QueueStore
 from motorcade.plugins.logs.queues.tables import COLLECTION, MAX_LEVELS, mailbox_of
-from motorcade.storage.ports import StoreError
+from motorcade.storage.ports import Batch, StoreConflictError, StoreError
 
 if TYPE_CHECKING:
+    from motorcade.plugins.logs.queues.members import Consuming, QueueMembers
     from motorcade.plugins.logs.queues.source import QueueSource
 
 MAX_ROUTES: Final = 4096  #: topics whose queues are remembered; then all are forgotten
-SEVERAL_MEMBERS: Final = "queues are not served while a cluster has more than one node; use one node for them"
 
 
 class QueueConsumerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,7 @@ class QueueDetail(QueueView, frozen=True, kw_only=True):
     oldest: float | None  #: when the oldest message was stored, in seconds since the epoch
     dead_lettered: int  #: messages given up, since the start of the node
     clients: list[QueueConsumerView]
+    unanswered: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  #: nodes that did not answer, and why
 
 
 class QueueService:
@@ -72,8 +74,9 @@ class QueueService:
         """Take `changed`, which is called when queues may be bound to other filters."""
         self.max_queues = max_queues
         self.now = store.now
-        self.serving = True  #: consumers get messages; else they wait as if there was no queue
         self.routes: dict[str, tuple[Queue, ...]] = {}  #: queues by topic, as far as remembered
+        self.members: QueueMembers | None = None  #: the others of a cluster; None: this node is alone
+        self.store = store.store
         self._store = store
         self._changed = changed
         self._queues: dict[str, Queue] = {}
@@ -110,12 +113,15 @@ class QueueService:
     def add(self, queue: Queue) -> None:
         """Add a queue; clients that wait for it join."""
         self._queues[queue.name] = queue
+        if self.members is not None and self.members.claims:
+            queue.dispatcher.begin_claims()
+            queue.dispatcher.waits = self.members.waits
         self.rebind()
         self._let_in(queue)
 
     def _let_in(self, queue: Queue) -> None:
         """Let the clients join that wait for a queue."""
-        for consumer in self._waiting.pop(queue.name, ()) if self.serving else ():
+        for consumer in self._waiting.pop(queue.name, ()):
             queue.dispatcher.join(consumer, self.now())
 
     def remove(self, name: str) -> None:
@@ -128,23 +134,6 @@ class QueueService:
             source: QueueSource = consumer.subscriber  # type: ignore[assignment]  # there is no other
             source.withdraw(consumer)
             self._waiting.setdefault(name, {})[consumer] = None
-
-    def serve(self, serving: bool) -> None:
-        """Give messages to consumers, or let all of them wait."""
-        if serving == self.serving:
-            return
-        self.serving = serving
-        for queue in self:
-            if serving:
-                self._let_in(queue)
-                continue
-            for consumer in list(queue.dispatcher.consumers):
-                source: QueueSource = consumer.subscriber  # type: ignore[assignment]  # there is no other
-                source.withdraw(consumer)
-                for entry in consumer.entries:
-                    source.recheck(consumer, entry)
-                queue.dispatcher.leave(consumer, DISCONNECTED, self.now())
-                self._waiting.setdefault(queue.name, {})[consumer] = None
 
     def rebind(self) -> None:
         """Route by the filters that queues have now."""
@@ -163,7 +152,7 @@ class QueueService:
     def enter(self, name: str, consumer: QueueConsumer) -> None:
         """Add a client that has subscribed to a queue, declared or not."""
         queue = self._queues.get(name)
-        if queue is not None and self.serving:
+        if queue is not None:
             queue.dispatcher.join(consumer, self.now())
         else:
             self._waiting.setdefault(name, {})[consumer] = None
@@ -191,24 +180,39 @@ class QueueService:
         return self._known(name).options
 
     async def list(self) -> Sequence[QueueView]:
-        return [QueueView(**await self._view(queue)) for queue in self]
+        elsewhere, _ = await self._elsewhere([queue.name for queue in self])
+        return [QueueView(**await self._view(queue, elsewhere.get(queue.name, ()))) for queue in self]
 
     async def show(self, name: str) -> QueueDetail:
         queue = self._known(name)
+        elsewhere, silent = await self._elsewhere([name])
+        others = elsewhere.get(name, ())
+        clients = [(consumer.name, consumer.held, consumer.sent) for consumer in queue.dispatcher.consumers]
+        for other in others:
+            clients += other.clients
         return QueueDetail(
-            **await self._view(queue),
+            **await self._view(queue, others),
             oldest=await queue.oldest(),
-            dead_lettered=queue.dead_lettered,
-            clients=[
-                QueueConsumerView(client=consumer.name, unacked=consumer.held, sent=consumer.sent)
-                for consumer in queue.dispatcher.consumers
-            ],
+            dead_lettered=queue.dead_lettered + sum(other.dead_lettered for other in others),
+            clients=[QueueConsumerView(client=client, unacked=held, sent=sent) for client, held, sent in clients],
+            unanswered=silent or msgspec.UNSET,
         )
+
+    async def _elsewhere(self, names: Sequence[str]) -> tuple[dict[str, Sequence[Consuming]], dict[str, str]]:
+        """Return what other members have of queues, by name, and which ones did not answer."""
+        found: dict[str, list[Consuming]] = {}
+        if self.members is None or not self.members.claims:
+            return {}, {}
+        answers = await self.members.ask_all(names)
+        for body in answers.found.values():
+            for name, consuming in decode_consuming(body).items():
+                found.setdefault(name, []).append(consuming)
+        return {**found}, answers.silent
 
     async def read(self, name: str, after: int, limit: int) -> Sequence[FoundMessage]:
         return await self._known(name).read(after, limit)
 
-    async def _view(self, queue: Queue) -> dict[str, Any]:
+    async def _view(self, queue: Queue, others: Sequence[Consuming]) -> dict[str, Any]:
         await queue.refresh()
         messages, size = queue.size
         return {
@@ -216,8 +220,8 @@ class QueueService:
             "origin": queue.origin,
             "messages": messages,
             "bytes": size,
-            "consumers": len(queue.dispatcher.consumers),
-            "inflight": queue.dispatcher.inflight,
+            "consumers": len(queue.dispatcher.consumers) + sum(len(other.clients) for other in others),
+            "inflight": queue.dispatcher.inflight + sum(held for other in others for _, held, _ in other.clients),
             "options": queue.options,
         }
 
@@ -230,13 +234,8 @@ class QueueService:
 
     # -- changing
 
-    def _check_serving(self) -> None:
-        if not self.serving:
-            raise ConflictError(SEVERAL_MEMBERS)
-
     async def create(self, name: str, options: QueueOptions) -> QueueDetail:
         async with self._changing:
-            self._check_serving()
             check(name, options)
             if self._queues.get(name) is not None:
                 self._changeable(name)  # else it says where it is declared
@@ -245,26 +244,37 @@ class QueueService:
                 self._store.counters["refused_queues"] += 1
                 raise ConflictError(f"there are {len(self._queues)} queues already; see max_queues of [plugins.queues]")
             check_chain(name, self._options() | {name: options})
-            queue = await self._open(name, options, CREATED)
-            await self._store.store.records.put(COLLECTION, name, options_.encode(options))
-            self.add(queue)
+            if self.members is None:
+                queue = await self._open(name, options, CREATED)
+                await self._store.store.records.put(COLLECTION, name, options_.encode(options))
+                self.add(queue)
+            else:
+                batch = Batch()
+                batch.put(COLLECTION, name, options_.encode(options), expect=None, now=self.now())
+                try:
+                    await self.members.declare(batch, name, options)
+                except StoreConflictError as error:
+                    raise ConflictError(f"there is a queue {name!r} already; change or delete it") from error
         return await self.show(name)
 
     async def change(self, name: str, options: QueueOptions) -> QueueDetail:
         async with self._changing:
-            self._check_serving()
             queue = self._changeable(name)
             check(name, options)
             check_chain(name, self._options() | {name: options})
             await self._check_contents(queue, options)
-            await self._store.store.records.put(COLLECTION, name, options_.encode(options))
-            queue.change(options)
-            self.rebind()
+            if self.members is None:
+                await self._store.store.records.put(COLLECTION, name, options_.encode(options))
+                queue.change(options)
+                self.rebind()
+            else:
+                batch = Batch()
+                batch.put(COLLECTION, name, options_.encode(options))
+                await self.members.declare(batch, name, options)
         return await self.show(name)
 
     async def delete(self, name: str) -> None:
         async with self._changing:
-            self._check_serving()
             if self._queues.get(name) is None:
                 await self._delete_rest(name)
                 return
@@ -274,14 +284,35 @@ class QueueService:
                 raise ConflictError(
                     f"queue {name!r} is the dead_letter of {', '.join(users)}; change or delete {users[0]!r} first"
                 )
+            if self.members is not None:
+                # First, so that no member appends to it any more; after a crash in between its messages can be deleted.
+                batch = Batch()
+                batch.delete(COLLECTION, name)
+                await self.members.declare(batch, name, None)
+                await self._forget(name)
+                return
             self.remove(name)
             try:
                 await self._forget(name)
                 # Last: after a crash in between the queue is there, and empty.
                 await self._store.store.records.delete(COLLECTION, name)
             except StoreError:
-                self.add(Queue(name, queue.options, queue.origin, self._store, self.get))
+                self.add(Queue(name, queue.options, queue.origin, self._store, self.get, self.members))
                 raise
+
+    def apply(self, name: str, options: QueueOptions | None) -> None:
+        """Take a declaration that a member has written; None: the queue was deleted. Its configuration goes first."""
+        queue = self._queues.get(name)
+        if queue is not None and queue.origin == CONFIGURED:
+            return
+        if options is None:
+            if queue is not None:
+                self.remove(name)
+        elif queue is None:
+            self.add(Queue(name, options, CREATED, self._store, self.get, self.members))
+        elif queue.options != options:
+            queue.change(options)
+            self.rebind()
 
     async def _delete_rest(self, name: str) -> None:
         """Remove the messages of a queue that was taken out of the configuration."""
@@ -322,7 +353,7 @@ class QueueService:
 
     async def load(self, configured: Mapping[str, QueueOptions]) -> None:
         """Bring back what was declared before, and what stands in the configuration."""
-        stored = await self._stored()
+        stored = await self.stored()
         for name in stored.keys() & configured.keys():
             self._store.log.warning("queue_declared_twice", queue=name, used="the configuration")
         wanted = stored | dict(configured)
@@ -336,13 +367,14 @@ class QueueService:
 
     async def _open(self, name: str, options: QueueOptions, origin: str) -> Queue:
         """Return a queue with what the store has of it: messages of a time before may be there."""
-        queue = Queue(name, options, origin, self._store, self.get)
+        queue = Queue(name, options, origin, self._store, self.get, self.members)
         await queue.refresh()
         return queue
 
-    async def _stored(self) -> dict[str, QueueOptions]:
+    async def stored(self, feed: int | None = None) -> dict[str, QueueOptions]:
+        """Return the declarations in the store; `feed`: of one cell."""
         found: dict[str, QueueOptions] = {}
-        async for name, value in self._store.store.records.scan(COLLECTION, self._store.now()):
+        async for name, value in self._store.store.records.scan(COLLECTION, self._store.now(), feed=feed):
             try:
                 options = options_.decode(value)
                 check(name, options)

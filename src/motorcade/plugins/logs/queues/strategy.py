@@ -72,6 +72,18 @@ class RoundRobin(Generic[C]):
         """Return all of them, the next one first, for a message that not every one may get."""
         return [member for member in self._ready if member.room > 0]
 
+    def some_with_room(self, count: int) -> list[C]:
+        """Return up to so many of them; those without room that are met are forgotten."""
+        found: list[C] = []
+        full: list[C] = []
+        for member in self._ready:
+            (found if member.room > 0 else full).append(member)
+            if len(found) >= count:
+                break
+        for member in full:
+            self.discard(member)
+        return found
+
     def _first(self) -> C:
         return next(iter(self._ready))
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 COLLECTION: Final = "queue"
+PREFIX_OF_MAILBOXES: Final = "queue:"  #: and of the homes of queues
 PREFIX: Final = "$queue/"  #: of filters that consumers subscribe to
 MAX_LEVELS: Final = 10
 MAX_MARK: Final = 255
@@ -28,4 +29,4 @@ MAX_MARK: Final = 255
 
 def mailbox_of(name: str, level: int = 0) -> str:
     """Return the mailbox of a level."""
-    return f"queue:{name}:{level}" if level else f"queue:{name}"
+    return f"{PREFIX_OF_MAILBOXES}{name}:{level}" if level else PREFIX_OF_MAILBOXES + name
