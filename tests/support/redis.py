@@ -179,6 +179,22 @@ class RedisServer:
         """Forget all data."""
         self.client.flushall()
 
+    def remember(self) -> dict[bytes, tuple[bytes, int]]:
+        """Everything that is there now, for `forget_since`."""
+        keys: Any = self.client.keys("*")
+        return {key: (self.command("DUMP", key), max(self.command("PTTL", key), 0)) for key in keys}
+
+    def forget_since(self, remembered: Mapping[bytes, tuple[bytes, int]]) -> None:
+        """Go on with what was there before, as a replica does that takes over and has not got the last writes.
+
+        Nobody may write meanwhile.
+        """
+        self.kill()
+        shutil.rmtree(self.directory / "appendonlydir")
+        self.start()
+        for key, (value, expires) in remembered.items():
+            self.command("RESTORE", key, expires, value, "REPLACE")
+
     def __enter__(self) -> Self:
         return self.start()
 

@@ -59,6 +59,7 @@ NOT_SENT = (-1, 0)  #: position and size where there is none
 UNSETTLED = 256  #: acknowledgements the store may not know of yet, before nothing more is sent
 
 UNKNOWN = 1 << 62  #: a position that is never reached
+GAP = 1 << 16  #: so many positions that are passed over at once have no entries (ports, rule 9)
 BYTES_STEP = 1024 * 1024
 BOUNDS = 256  #: bounds of mailboxes that are remembered
 
@@ -341,6 +342,8 @@ class DurableQueue:
         """Have an entry sent from memory if nothing waits before it."""
         if not self.tail:
             self._base = max(0, position - 1)
+        elif position - self.tail > GAP:
+            self._base = position - 1 - max(0, self.tail - max(self.cursor, self._base))
         self.tail = max(self.tail, position)
         if not self.open or position <= self.cursor:
             return  # the client is away, or it is read already

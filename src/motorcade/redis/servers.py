@@ -9,6 +9,8 @@ does a command that blocks until there is something to read.
 Rule 1: reads are repeated until `patience` runs out, whatever went wrong, unless the server says that they are wrong.
 Rule 2: a server that cannot be reached is left alone for a while, longer each time; meanwhile callers fail at
         once, so that a thousand waiting readers make one attempt.
+Rule 3: a server has another history of writes after each start, and each time it becomes a master. It is asked for it
+        on each new connection, and when the topology has changed.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class ServerLink:
     pause: float = 0.0
     closed_until: float = 0.0  #: loop time
     trouble: str = ""
+    history: str | None = None  #: of the server, as this connection was told last
 
 
 def refusal(error: ServerError, address: ServerAddress) -> StoreError:
@@ -140,9 +143,32 @@ class Servers:
             raise
         link.pause = 0.0
         link.connection = connection
+        link.history = None
         for script in self._scripts:
             self.load(connection, script)
         return connection
+
+    async def connection_and_history(self, address: ServerAddress, purpose: Purpose) -> tuple[RedisConnection, str]:
+        """Return an open connection, and the name of the history of its server's writes (rule 3); empty: it tells none.
+
+        `LostError` as `connection`. One caller at a time for each server and purpose.
+        """
+        while True:
+            connection = await self.connection(address, purpose)
+            link = self._links[address, purpose]
+            if link.history is not None:
+                return connection, link.history
+            link.history = ""  # unless it is to be asked again, which may happen meanwhile
+            try:
+                told = _replication_id(await connection.call("INFO", "replication"))
+            except ServerError as error:
+                log.warning("redis_history_unknown", server=str(address), error=str(error))
+                return connection, ""
+            except LostError:
+                link.history = None
+                raise
+            if link.history is not None:
+                link.history = told
 
     @staticmethod
     def load(connection: RedisConnection, script: Script) -> None:
@@ -188,6 +214,8 @@ class Servers:
                     continue
                 if topology != self.topology:
                     log.info("redis_topology", masters=[str(master) for master in topology.all_masters()])
+                    for link in self._links.values():
+                        link.history = None
                 self.topology = topology
                 self._known |= known
                 return
@@ -253,6 +281,14 @@ class Servers:
             if error.code != "NOSCRIPT":
                 raise
         return await self.ask(slot, "EVAL", script.source, len(names), *names, *arguments)
+
+
+def _replication_id(told: bytes) -> str:
+    for line in told.decode("utf-8", "replace").splitlines():
+        name, _, value = line.partition(":")
+        if name == "master_replid":
+            return value
+    return ""
 
 
 def moved_to(error: ServerError) -> ServerAddress | None:

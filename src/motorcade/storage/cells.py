@@ -16,6 +16,8 @@ All keys, where P is the store's prefix and N the cell:
     P:{N}:n                 hash    counters: entries, records, blobs, bytes of blobs, notes
     P:{N}:a                 hash    home -> NUMBER:TOKEN:MEMBER, its fence and who has attached it
     P:{N}:p                 string  floor: positions of a mailbox that is made begin above it
+    P:{N}:H                 string  HISTORY:HORIZON: that of the server that wrote last, and the position above which
+                                    others are given since (commit.lua); on a lone server in one cell, for all
     P:{N}:o                 set     owners with entries
     P:{N}:e:owner           hash    POSITION -> entry; m POSITION -> mark; k KEY -> position (without the blanks);
                                     s -> its state (see redis_format)

@@ -33,7 +33,8 @@ Rule 8: conditions of a batch (`fence`, `take`, `put` with `expect`) are checked
         On Redis, what the batch writes in the cell of the condition comes first and together with the check; the rest
         follows, as in rule 2.
 Rule 9: positions of an owner never restart, even if it is forgotten. So a late acknowledgement or mark never meets
-        another entry than its own.
+        another entry than its own. On Redis they do not restart either when a server takes over, or starts again, which
+        may have forgotten some: it goes on far above. Positions stay below 2^48.
 """
 
 from __future__ import annotations

@@ -594,7 +594,7 @@ class RedisWriter:
     async def _group(self, address: ServerAddress, pipelines: list[Pipeline]) -> None:
         frozen = [self._freeze(pipeline) for pipeline in pipelines]
         try:
-            connection = await self._servers.connection(address, Purpose.WRITE)
+            connection, history = await self._servers.connection_and_history(address, Purpose.WRITE)
         except StoreError as error:
             for pipeline in pipelines:
                 self._rest(pipeline, str(error))
@@ -613,6 +613,7 @@ class RedisWriter:
                 call.packed,
                 self._flag,
                 int(call.grows),
+                history,
             )
             for pipeline, call in zip(pipelines, frozen, strict=True)
         ]

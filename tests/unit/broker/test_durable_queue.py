@@ -264,6 +264,25 @@ def test_what_is_in_the_window_does_not_count_as_queue() -> None:
         assert client.queue.bound.entries == 13 and client.queue.bound.size_bytes >= 1000 + 3 * 500
 
 
+def test_positions_that_the_store_passes_over_do_not_count_as_queue() -> None:
+    """A server that may have forgotten some goes on far above. The client is no more behind than before."""
+    client = Client(SessionOptions(queue=10))
+    client.connect()
+    client.store.answer()
+    client.publish()
+    client.store.last += 10**12
+    client.store.append()
+    client.queue.expect(1)
+    client.arrive(client.store.last)
+    assert 1 == client.queue.backlog
+    client.publish()
+    assert Lag.NONE is client.session.lag
+    client.store.answer()
+    assert 3 == len(client.take()) and 0 == client.queue.backlog
+    client.publish()
+    assert 1 == len(client.take()) and not client.store.reads
+
+
 def test_a_client_that_has_got_everything_has_caught_up_whatever_was_pushed_out() -> None:
     """Else publishers would wait for it again and again, or never."""
     client = Client(SessionOptions(queue=10, queue_bytes=10_000, window=2, patience=1))

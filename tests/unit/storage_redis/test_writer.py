@@ -81,7 +81,7 @@ async def test_writes_wait_for_a_server_that_comes_back(own_server: RedisServer)
         await until(lambda: any(link.trouble for link in store.core.servers._links.values()))  # an attempt has failed
         assert not writing.done() and not reading.done()
         await asyncio.to_thread(own_server.start)
-        assert 2 == (await writing)[0].position
+        assert 1 < (await writing)[0].position
         assert b"1" == (await reading)[0].body
 
 

@@ -83,6 +83,11 @@ local function append_plain(op, at, owner, node, _, generation)
     if generation > 0 and not (packed and begun + 1 == generation) then
         return { 0, 0, NONE, 0, node, GONE }
     end
+    if last < horizon then
+        local box = open(at, owner)
+        extend(box, horizon)
+        last, first = box.last, box.first
+    end
     local position = last + 1
     soon = index(op, at, owner, position, soon)
     local state = pack(STATE, position, first, held + 1, size + op[6], soon, begun)
@@ -133,6 +138,7 @@ end
 -- it is too large all the same.
 local function add(op, box, spared)
     local at, owner, key, max_entries, max_bytes = box.at, box.owner, op[8], op[10], op[11]
+    extend(box, horizon)
     local position, dropped, over = box.last + 1, NONE, 0
     box.last = position
     box.held = box.held + 1

@@ -2,7 +2,8 @@
 -- This file comes last; the ones before it define the operations.
 --
 --   KEYS[1]  P:{N}:w:writer
---   ARGV     prefix, number of the call, packed operations, '1' on a cluster, '1' if a full server shall refuse it
+--   ARGV     prefix, number of the call, packed operations, '1' on a cluster, '1' if a full server shall refuse it, history
+--            of the server (empty: not known)
 --   answer   packed answers, one per operation
 --
 -- The operations are those of many jobs. A job with conditions has a guard before its operations; if it does not hold,
@@ -15,6 +16,27 @@
 -- was lost is sent again with the same number, to the master of that time, and is answered from what is stored here:
 -- this is what makes every operation safe to repeat. A call that comes after a later one was held up somewhere, its
 -- sender has given up on it, and it must not be carried out any more.
+
+-- A server that takes over, or starts again, may have forgotten what was confirmed. It has another history then, as it
+-- calls it (`master_replid`). The first call that finds one raises the horizon, above which positions are given from then
+-- on: a reader that has got beyond what is left, and a late acknowledgement of what was forgotten, never meet new entries.
+-- The horizon follows from the time, since a horizon may be forgotten too.
+
+local HORIZON_BEGAN, POSITIONS_PER_SECOND = 1750000000, 131072
+
+local function look_at_history()
+    local key = KEYS[1]:match('^(.*:)w:') .. 'H'
+    local known = call('GET', key)
+    local history, raised = (known or ''):match('^(.*):(%d+)$')
+    horizon = tonumber(raised or 0)
+    if ARGV[6] == '' or history == ARGV[6] then
+        return
+    end
+    if known then
+        horizon = math.max(horizon + 1, (call('TIME')[1] - HORIZON_BEGAN) * POSITIONS_PER_SECOND)
+    end
+    call('SET', key, ARGV[6] .. ':' .. digits(horizon))
+end
 
 local number = tonumber(ARGV[2])
 
@@ -56,6 +78,7 @@ else
     call('DEL', KEYS[1] .. ':?')
 end
 
+look_at_history()
 if trace_call then
     trace_call(true)
 end

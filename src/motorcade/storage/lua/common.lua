@@ -69,11 +69,12 @@ local STATE = '>dddddd'
 local STATE_SIZE = 48
 
 local floors = {} -- base of a cell -> its floor: a new mailbox begins above it
+local horizon = 0 -- positions are given above it: those below may have been given, and forgotten (commit.lua)
 
 local function floor_of(at)
     local floor = floors[at]
     if not floor then
-        floor = tonumber(call('GET', at .. 'p') or 0)
+        floor = math.max(tonumber(call('GET', at .. 'p') or 0), horizon)
         floors[at] = floor
     end
     return floor
@@ -161,6 +162,24 @@ end
 
 local function add_hole(box, from, to)
     call('ZADD', box.at .. 'g:' .. box.owner, digits(from), digits(from) .. ':' .. digits(to))
+end
+
+-- Positions up to this one are used up.
+local function extend(box, last)
+    if last > box.last then
+        if box.held == 0 then
+            box.first = last + 1
+        else
+            local from, to, hole = hole_below(box, box.last)
+            if from and to == box.last then
+                call('ZREM', box.at .. 'g:' .. box.owner, hole)
+                add_hole(box, from, last)
+            else
+                add_hole(box, box.last + 1, last)
+            end
+        end
+        box.last = last
+    end
 end
 
 -- An entry went; `held` tells already.

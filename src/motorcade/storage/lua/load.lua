@@ -32,24 +32,6 @@ local function fill(box, position)
     box.held = box.held + 1
 end
 
--- Positions up to this one are used up.
-local function extend(box, last)
-    if last > box.last then
-        if box.held == 0 then
-            box.first = last + 1
-        else
-            local from, to, hole = hole_below(box, box.last)
-            if from and to == box.last then
-                call('ZREM', box.at .. 'g:' .. box.owner, hole)
-                add_hole(box, from, last)
-            else
-                add_hole(box, box.last + 1, last)
-            end
-        end
-        box.last = last
-    end
-end
-
 operations.load_mailbox = function(op)
     local at, owner = base(op[2]), op[3]
     local box = open(at, owner)
