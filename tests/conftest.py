@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from motorcade.log import HANDLER
 from tests.support import clocks
+from tests.support.logs import log_put_back
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Put the log back as it was before the test: functions of commands configure it for their process."""
+    with log_put_back():
+        return (yield)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
     """Fail a test that leaves another clock or a handler of the log behind, but none of the tests that follow."""
@@ -51,7 +59,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         handlers = [handler for handler in logging.getLogger().handlers if handler.get_name() == HANDLER]
         for handler in handlers:
             logging.getLogger().removeHandler(handler)
-        assert not handlers, f"{item.nodeid} left the log configured: use `log_put_back`"
+        assert not handlers, f"{item.nodeid} left the log configured by a fixture: use `log_put_back`"
         left = clocks.left()
         if left:
             clocks.put_back()

@@ -176,6 +176,12 @@ WRONG: list[tuple[str, int, tuple[str, ...]]] = [
     ("client show", 2, ("CLIENT_ID",)),
     ("client show nobody --http 127.0.0.1:HTTP", 1, ("no client", "nobody")),
     ("client kick nobody --http 127.0.0.1:HTTP", 1, ("no client", "nobody")),
+    (f"node list {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
+    ("node drain --rate 0", 2, ("--rate", "0.1")),
+    ("node drain --http 127.0.0.1:HTTP", 1, ("is alone", "cluster.bind", "cannot drain", "SIGTERM")),
+    ("node drain nope --resume --http 127.0.0.1:HTTP", 1, ("no node 'nope'", "is alone")),
+    ("node leave --http 127.0.0.1:HTTP", 1, ("is alone", "cluster.bind", "cannot leave", "SIGTERM")),
+    ("node leave nope --http 127.0.0.1:HTTP", 1, ("no node 'nope'", "is alone")),
     (f"queue list {NOBODY}", 1, ("127.0.0.1:1", "motorcade serve")),
     ("queue create", 2, ("NAME",)),
     ("queue create x -t a/#/b", 2, ("--topic", "a/#/b", "last level")),
@@ -425,6 +431,7 @@ JSON = [
     "config show --config good.toml",
     "config show --config good.toml --origin",
     "config reload --http 127.0.0.1:HTTP",
+    "node list --http 127.0.0.1:HTTP",
     "client list --http 127.0.0.1:HTTP",
     "client show guest --http 127.0.0.1:HTTP",
     "client kick guest --http 127.0.0.1:HTTP",
@@ -515,7 +522,8 @@ def test_every_verb_with_json_is_tried() -> None:
     with_json = {path for path, verb in LEAVES.items() if any("--json" in option.opts for option in verb.params)}
     tried = {tuple(shlex.split(line)[: len(path)]) for line in JSON for path in with_json}
     need_spark = {("fanout", "report")} | {path for path in with_json if path[:2] == ("pipeline", "run")}
-    assert need_spark == with_json - tried, "those need Spark: tests/pipelines"
+    need_nodes = {("node", "drain"), ("node", "leave")}
+    assert need_spark | need_nodes == with_json - tried, "tests/pipelines has those, tests/scenarios/test_operating"
 
 
 def test_a_failed_case_of_acl_test_is_exit_code_1(folder: Path) -> None:
