@@ -195,10 +195,7 @@ class Run:
         if not self.options.first:
             return False
         self.ledger.violations = violations(await asyncio.to_thread(self.store.traces))
-        found = judge(self.ledger).by_kind
-        # Who is awake has got everything, else something would be left behind.
-        lost = [words for words in found.get("lost", ()) if "#" in words.split()[0]]
-        return bool(lost) or not FINAL.isdisjoint(kind for kind, each in found.items() if each)
+        return not FINAL.isdisjoint(kind for kind, each in judge(self.ledger).by_kind.items() if each)
 
     async def _until_nothing_is_left(self, after: str) -> None:
         end = self.ledger.clock() + self.options.patience

@@ -15,7 +15,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from motorcade.commit import Commit
 from motorcade.storage.memory import (
@@ -34,9 +34,11 @@ from motorcade.storage.ports import (
     Batch,
     Bound,
     Draft,
+    Elsewhere,
     Entry,
     Fence,
     MailboxInfo,
+    Opened,
     Put,
     StoreCondition,
     StoreError,
@@ -139,6 +141,25 @@ class HeldMailboxes:
         return self._inner.owners()
 
 
+class HeldCoordination:
+    """Homes, of which a member hears late that it has them where a test says so (`held_opens`)."""
+
+    def __init__(self, store: HeldStore) -> None:
+        self._inner = store.inner.coordination
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def try_open(self, *arguments: Any, **more: Any) -> Opened | Elsewhere:
+        found = await self._inner.try_open(*arguments, **more)
+        if self._store.held_opens:
+            told: Commit[None] = Commit()
+            self._store.opens.append(told)
+            await told
+        return found
+
+
 class HeldStreams(MemoryStreams):
     """Streams outside of batches; what is appended and read is held only where a test says so (`streams_too`)."""
 
@@ -179,6 +200,9 @@ class HeldStore:
         self.loop: asyncio.AbstractEventLoop | None = None  #: in which answers come, also if a test asks from outside
         self.mailboxes = HeldMailboxes(self)
         self.streams = HeldStreams(self)
+        self.held_opens = False  #: a home is attached at once, but the answer waits
+        self.opens: deque[Commit[None]] = deque()
+        self._coordination = HeldCoordination(self)
         self.backlog = Backlog()
         self.waiting: deque[Waiting[Any]] = deque()
         self.reads: deque[Waiting[Any]] = deque()
@@ -203,7 +227,7 @@ class HeldStore:
 
     @property
     def coordination(self) -> MemoryCoordination:
-        return self.inner.coordination
+        return cast("MemoryCoordination", self._coordination)
 
     @property
     def writer(self) -> str:
@@ -318,6 +342,11 @@ class HeldStore:
         while self.reads and count > 0:
             count -= 1
             self.reads.popleft().go()
+
+    def let_open(self) -> None:
+        """Members hear that they have attached what they asked for."""
+        while self.opens:
+            self.opens.popleft().settle(None)
 
     def fail(self, error: Exception, *, written: bool = False, late: bool = False) -> None:
         """The oldest write fails; nobody is told whether it was written all the same, or will be in its turn."""

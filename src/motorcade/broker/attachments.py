@@ -79,7 +79,19 @@ ADOPTION: Final = Claim(lasting=True, clean=False)  #: no client is there: somet
 class AttachedClient:
     """A client that is attached to this member, or about to be."""
 
-    __slots__ = ("asked", "claim", "claimed", "drained", "fence", "flushed", "id", "left", "noted", "state")
+    __slots__ = (
+        "asked",
+        "claim",
+        "claimed",
+        "drained",
+        "fence",
+        "flushed",
+        "id",
+        "left",
+        "noted",
+        "state",
+        "told_to",
+    )
 
     def __init__(self, client_id: str, claim: Claim) -> None:
         self.id = client_id
@@ -87,6 +99,7 @@ class AttachedClient:
         self.state = Attaching.CLAIMING
         self.fence: Fence | None = None  #: None: let in while the store is away
         self.noted = 0  #: number of the last note of its cell that its session here takes into account
+        self.told_to = 0  #: position of the last entry of its mailbox that was told of before its session was here
         self.asked = False  #: by another member, to let it go: that one waits until it is drained
         self.drained: Commit[None] | None = None  #: of the member that had it before, until that is so
         self.flushed = False  #: what its session has acknowledged is written, as far as that can be done
@@ -214,10 +227,16 @@ class Attachments:
             self._claim_later(client)  # rule 5
         else:
             client.fence, client.noted = opened.attached.fence, opened.attached.noted
-            self._sessions.wake(client.id, opened)
+            self._sessions.wake(client.id, opened, client.told_to)
         client.state = Attaching.ATTACHED
         client.claimed.finish()  # its connection goes on, and opens the session
         self.idle(client.id)
+
+    def hinted(self, client_id: str, position: int) -> None:
+        """Note an entry for a client whose session is not here: the store may have attached it just now."""
+        client = self._clients.get(client_id)
+        if client is not None and client.state is Attaching.CLAIMING:
+            client.told_to = max(client.told_to, position)
 
     async def _open(self, client: AttachedClient) -> Opened:
         """Attach a home, and read what lies there. The member that has it is asked to let it go first."""

@@ -238,11 +238,12 @@ class DurableQueue:
 
     # -- the connection comes and goes
 
-    def wake(self, mailbox: MailboxInfo) -> None:
-        """Note that this member of a cluster has attached the session, and how its mailbox was then."""
+    def wake(self, mailbox: MailboxInfo, told_to: int) -> None:
+        """Note that this member of a cluster has attached the session, how its mailbox was, and what came since."""
         self.generation = mailbox.generation
-        self.confirm(mailbox.last)
-        self.tail = max(self.tail, mailbox.last)  # a late word of an earlier entry brings nothing new
+        last = max(mailbox.last, told_to)
+        self.confirm(last)
+        self.tail = max(self.tail, last)  # a late word of an earlier entry brings nothing new
 
     def confirm(self, position: int) -> None:
         """Note that everything up to an entry is committed."""

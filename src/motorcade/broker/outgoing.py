@@ -9,7 +9,10 @@ from motorcade.commit import Commit
 from motorcade.storage.ports import Appended, Draft
 
 if TYPE_CHECKING:
+    from motorcade.broker.pubsub import GroupPeer
     from motorcade.broker.relay import Relay
+    from motorcade.broker.session import Session
+    from motorcade.broker.subscribers import Subscriber
 
 
 class Outgoing:
@@ -52,7 +55,10 @@ class Outgoing:
 
 
 class Hints:
-    """The members that have to know of an entry, because clients that it is for are attached to them."""
+    """The members that have to know of an entry, because clients that it is for are attached to them.
+
+    That may be this one, if it was not so yet when the entry was handed to the store.
+    """
 
     __slots__ = ("_draft", "_found", "_relay")
 
@@ -61,13 +67,16 @@ class Hints:
         self._draft = draft
         self._found: dict[str, list[tuple[str, int, bool]]] = {}
 
-    def add(self, client_id: str, answer: Appended) -> None:
+    def add(self, receiver: Session | Subscriber | GroupPeer, answer: Appended) -> None:
         """Take in what the store says of a client's mailbox."""
-        member = answer.attached
-        if member and answer.position and member != self._relay.cluster.me:
-            self._found.setdefault(member, []).append((client_id, answer.position, answer.over))
+        member, relay = answer.attached, self._relay
+        if member and answer.position and (member != relay.cluster.me or not relay.is_here(receiver)):
+            self._found.setdefault(member, []).append((receiver.client_id, answer.position, answer.over))
 
     def send(self) -> None:
         """Tell them."""
         for member, entries in self._found.items():
-            self._relay.send_hint(member, entries, self._draft)
+            if member == self._relay.cluster.me:
+                self._relay.hint_here(entries, self._draft.body, self._draft.payload)
+            else:
+                self._relay.send_hint(member, entries, self._draft)

@@ -468,23 +468,36 @@ class Relay:
 
     def _on_hint(self, _: Peer, body: bytes) -> Iterator[None]:
         item = items.decode_hint(body)
+        self.hint_here(item.entries, item.body, item.payload)
+        yield from ()
+
+    def is_here(self, receiver: Session | Subscriber | GroupPeer) -> bool:
+        """Return True if this is the session that serves its client here."""
+        return self._state.registry.sessions.get(receiver.client_id) is receiver
+
+    def hint_here(self, entries: Sequence[tuple[str, int, bool]], body: bytes, payload: bytes) -> None:
+        """Take in what was stored for clients that are attached to this member, as the store says."""
+        store = self._state.store
+        if store is None:
+            return
         sessions = self._state.registry.sessions
         online: list[Session] = []
-        for client_id, position, over in item.entries:
+        for client_id, position, over in entries:
             session = sessions.get(client_id)
             queue = session.durable if session is not None else None
             if session is None or queue is None:
                 self.stats.cluster_dropped[items.HINT] += 1  # it is elsewhere by now, and finds the entry there
+                if store.attachments is not None:
+                    store.attachments.hinted(client_id, position)
                 continue
             self.stats.cluster_received[items.HINT] += 1
-            queue.hinted(position, Entry(position, item.body, item.payload, b"", 0.0, 0.0, 0))
+            queue.hinted(position, Entry(position, body, payload, b"", 0.0, 0.0, 0))
             if over:
                 queue.store.reader.trim(queue)
             if queue.open:
                 online.append(session)
-        if online and self._state.store is not None:
-            self._state.store.writer.pump(online, time())
-        yield from ()
+        if online:
+            store.writer.pump(online, time())
 
     def _on_look(self, _peer: Peer, _body: bytes) -> Iterator[None]:
         self.look_again()

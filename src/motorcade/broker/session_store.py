@@ -361,8 +361,11 @@ class SessionStore:
         due = [when for when in (session.expires_at, session.will_at) if when is not None]
         batch.due(CLIENT + client_id, min(due))
 
-    def wake(self, client_id: str, opened: Opened) -> None:
-        """Bring the session of a client back that was attached to this member."""
+    def wake(self, client_id: str, opened: Opened, told_to: int = 0) -> None:
+        """Bring the session of a client back that was attached to this member.
+
+        `told_to`: up to which entry of its mailbox this member was told meanwhile.
+        """
         now = time()
         stored, subscriptions, awaiting = opened.records
         value = stored.get(client_id)
@@ -374,7 +377,7 @@ class SessionStore:
                 log.error("session_unreadable", client_id=client_id, error=repr(error))  # noqa: TRY400
         if session is not None:
             if session.durable is not None:
-                session.durable.wake(opened.attached.mailbox)
+                session.durable.wake(opened.attached.mailbox, told_to)
             self._state.registry.restore(session)
         for key, record in subscriptions.items():
             self._restore_one(SUBSCRIPTIONS, key, partial(self._resubscribe, key, record))

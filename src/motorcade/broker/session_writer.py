@@ -409,7 +409,7 @@ class SessionWriter:
                 session = copy.session
                 try:
                     if hints is not None:
-                        hints.add(session.client_id, answer)
+                        hints.add(session, answer)
                     if not isinstance(session, Session):
                         self._arrived_elsewhere(copy, message, answer)
                     elif self._arrived(session, copy, message, answer, now):

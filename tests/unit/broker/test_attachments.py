@@ -79,6 +79,27 @@ def test_a_session_moves_with_its_client(members: Members) -> None:
     assert {} == members.store.entries("car")
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["another member", "the same member"])
+def test_what_is_stored_before_a_member_hears_that_it_has_a_client_is_not_missed(members: Members, number: int) -> None:
+    """The store has attached the client when it takes the message, and says so to the publisher's member."""
+    publishing, attaching = members.nodes[number], members.nodes[1]
+    lasting(attaching, "car", "t").disconnect()
+    publisher = publishing.client("publisher")
+    members.store.held_opens = True
+    peer = attaching.peer()
+    peer.send(Connect("car", 5, clean_start=False, properties=LASTING))
+    members.turn()
+    assert [attaching.member] == [member for member, clients in attached(members).items() if "car" in clients]
+    publisher.publish("t", b"early")
+    with members.loop.running():
+        members.store.let_open()
+    members.turn()
+    members.store.held_opens = False
+    assert [b"early"] == [bytes(packet.payload) for packet in peer.take() if isinstance(packet, Publish)]
+    publisher.publish("t", b"late")
+    assert [b"late"] == [bytes(packet.payload) for packet in peer.take() if isinstance(packet, Publish)]
+
+
 def test_plugins_hear_that_a_session_is_no_longer_here(members: Members) -> None:
     """It moves, falls asleep, or was displaced; not if it ends."""
     a, b, c = members.nodes
