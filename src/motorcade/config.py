@@ -30,6 +30,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_ori
 import msgspec
 
 from motorcade import storage
+from motorcade.broker.addressing import MAX_PATTERNS, problem_of
 from motorcade.broker.limits import Limits, SessionOptions
 from motorcade.broker.state import BrokerOptions
 from motorcade.core.errors import ConfigError, MotorcadeError
@@ -150,6 +151,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     lease: Annotated[float, msgspec.Meta(ge=0.5, le=600)] = 3.0  #: seconds of silence after which a node counts as dead
     #: seconds for which a node may rely on what it knows of the others; more than `lease` + 1
     view_lease: Annotated[float, msgspec.Meta(gt=1.5, le=1200)] = 5.0
+    #: filters of durable sessions that name their own client and need no route: `agent/{client}/#`; alike on all nodes
+    addressed: tuple[str, ...] = ()
     #: clients per second that a node sends away when it is drained; more if stopping leaves less time
     drain_rate: Annotated[float, msgspec.Meta(ge=0.1, le=1_000_000)] = 500.0
 
@@ -652,6 +655,11 @@ def _cluster_contradictions(cluster: ClusterOptions) -> Iterator[tuple[Path_, st
         yield ("cluster", "certificate" if cluster.certificate else "key"), "a certificate and its key go together"
     if cluster.ca and not cluster.certificate:
         yield ("cluster", "ca"), "a node that asks others for a certificate needs one itself: set certificate and key"
+    if len(cluster.addressed) > MAX_PATTERNS:
+        yield ("cluster", "addressed"), f"there may be {MAX_PATTERNS} patterns, not {len(cluster.addressed)}"
+    for pattern in cluster.addressed:
+        if problem := problem_of(pattern):
+            yield ("cluster", "addressed"), problem
     if not cluster.view_lease > cluster.lease + 1:
         yield (
             ("cluster", "view_lease"),

@@ -26,6 +26,7 @@ import structlog
 import uvloop
 
 from motorcade import __version__
+from motorcade.broker.addressing import Addressing
 from motorcade.broker.attachments import Attachments
 from motorcade.broker.broker import Broker
 from motorcade.broker.lease import LEASE, TTL
@@ -296,6 +297,7 @@ class Node:
             advertise=config.cluster.advertise,
             lease=config.cluster.lease,
             view_lease=config.cluster.view_lease,
+            addressed=config.cluster.addressed,
             compared=_compared(self._loaded),
         )
         member = self.member = ClusterMember(options, link_security(links), store, self.tasks, self._rejoin)
@@ -326,10 +328,12 @@ class Node:
         state, broker = self.state, self.broker
         sessions = SessionStore(store, state, broker.loop, broker.flusher.later, self.tasks)
         self.session_store = state.store = state.registry.store = sessions
-        relay = Relay(member, state, broker.flusher.later, self.tasks)
+        addressing = Addressing(self._loaded.config.cluster.addressed)
+        relay = Relay(member, state, broker.flusher.later, self.tasks, addressing)
         SharedBans(member, store, state)
         attachments = self._attachments = Attachments(member, sessions, state.registry, broker.publish_will)
-        sessions.join(attachments, SubscriptionFeed(member, store, attachments, relay.subscribers))
+        feed = SubscriptionFeed(member, store, attachments, relay.subscribers, addressing)
+        sessions.join(attachments, feed, addressing)
         attachments.start()
         self.control.directory = ClusterClients(member, LocalClients(broker), attachments, store)
         host = _DrainHost(self, member, attachments, self._process, restarts=self._siblings is not None)

@@ -125,6 +125,12 @@ def test_other_leases(fleet: Fleet) -> None:
     assert "n2 has cluster.lease = 2 and cluster.view_lease = 5, n1~1 has 3 and 5" in error
 
 
+def test_other_addressed_filters(fleet: Fleet) -> None:
+    error = fleet.refusal(fleet.one("n2", addressed=["agent/{client}/#"]))
+    assert "n2 has cluster.addressed = ['agent/{client}/#'], n1~1 has []" in error
+    assert "to change it, stop all of them first" in error
+
+
 def test_the_name_of_a_node_that_is_alive(fleet: Fleet) -> None:
     error = fleet.refusal(fleet.one("n1"))
     assert f"cannot join: n1~1 at {fleet.bind} is alive and has the same name" in error

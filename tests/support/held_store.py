@@ -38,6 +38,7 @@ from motorcade.storage.ports import (
     Entry,
     Fence,
     MailboxInfo,
+    Offer,
     Opened,
     Put,
     StoreCondition,
@@ -258,7 +259,7 @@ class HeldStore:
     def write(self, batch: Batch) -> Commit[Written]:
         """A batch."""
         # Records of streams are let through when it is full: what removes something has its receipt with it.
-        grows = any(isinstance(step, (Append, Put)) for step in batch.steps)
+        grows = any(isinstance(step, (Append, Offer, Put)) for step in batch.steps)
         rows, size = weigh(batch)
         self.backlog.rows += rows
         self.backlog.bytes += size

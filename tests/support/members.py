@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from motorcade.broker.addressing import Addressing
 from motorcade.broker.attachments import Attachments
 from motorcade.broker.connection import Pause
 from motorcade.broker.limits import Limits, SessionOptions
@@ -413,7 +414,8 @@ class MemberNode(MemoryNode):
 
     def join(self) -> None:
         """All links are there."""
-        self.relay = Relay(self.cluster, self.state, self.broker.flusher.later, self.broker.supervisor)
+        addressing = Addressing(self.members.addressed)
+        self.relay = Relay(self.cluster, self.state, self.broker.flusher.later, self.broker.supervisor, addressing)
         self.bans = SharedBans(self.cluster, cast("Store", self.plugin_store), self.state)
         loop, store = self.members.loop, self.session_store
         if store is not None or self.plugins.loaded():
@@ -421,8 +423,8 @@ class MemberNode(MemoryNode):
         if store is None:
             return
         self.attachments = Attachments(self.cluster, store, self.state.registry, self.broker.publish_will)
-        feed = SubscriptionFeed(self.cluster, store.store, self.attachments, self.relay.subscribers)
-        store.join(self.attachments, feed)
+        feed = SubscriptionFeed(self.cluster, store.store, self.attachments, self.relay.subscribers, addressing)
+        store.join(self.attachments, feed, addressing)
         self.attachments.start()
         self.steward = Steward(self.cluster, store.store, self.attachments)
         self.tasks.append(loop.create_task(self.steward.run()))
@@ -445,10 +447,12 @@ class Members:
         lasting: bool = True,
         plugins: dict[str, dict[str, Any]] | None = None,
         limits: Limits = LIMITS,
+        addressed: Sequence[str] = (),
     ) -> None:
         """Without `lasting` sessions end with their connections, and only plugins use the store."""
         self.lasting = lasting
         self.limits = limits
+        self.addressed = addressed
         self.plugins = plugins or {}
         self.clock = Clock()
         self.loop = Turns(self.clock)

@@ -92,6 +92,12 @@ def test_the_stronger_source_wins_and_is_named(read: Read) -> None:
         ),
         ("[cluster]\nkey = 'k.pem'\n", "motorcade.toml:2: cluster.key: a certificate and its key go together"),
         ("[cluster]\nca = 'ca.pem'\n", "motorcade.toml:2: cluster.ca: a node that asks others for a certificate"),
+        (
+            "[cluster]\naddressed = ['agent/VIN/#']\n",
+            "motorcade.toml:2: cluster.addressed: 'agent/VIN/#' must have the level {client} once, for the id of the",
+        ),
+        ("[cluster]\naddressed = ['{client}/#', '$a/{client}']\n", "cluster.addressed: '$a/{client}' begins with $"),
+        (f"[cluster]\naddressed = {['a/{client}'] * 17}\n", "cluster.addressed: there may be 16 patterns, not 17"),
         ("[cluster]\nlease = 4\n", "cluster.view_lease: 5 must be more than cluster.lease + 1, which is 5"),
         ("[cluster]\npatience = 0\n", "motorcade.toml:2: cluster.patience = 0"),
         ("[session]\n\nwindow = = 1\n", "motorcade.toml:3: not valid TOML"),

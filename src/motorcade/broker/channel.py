@@ -502,7 +502,7 @@ class Channel:
         commit: Commit[Any] | None = None
         if granted and state.store is not None and session.durable is not None:
             commit = state.store.subscribe(session, [item for item, _ in granted])
-        if state.relay is not None:
+        if state.relay is not None and not state.relay.keeps_to_itself(session, [item.filter for item, _ in granted]):
             commit = joined([state.relay.known()] if commit is None else [commit, state.relay.known()])
         if commit is not None:
             yield Await(commit, hold=True)  # two answers about one filter must not wait at once
@@ -616,7 +616,7 @@ class Channel:
         if state.store is not None and session.durable is not None:
             # All that were asked for: one that is gone from memory may be in the store, if that has failed before.
             commit = state.store.subscribe(session, (), filters)
-        if state.relay is not None:
+        if state.relay is not None and not state.relay.keeps_to_itself(session, filters):
             commit = joined([state.relay.known()] if commit is None else [commit, state.relay.known()])
         if commit is not None:
             yield Await(commit, hold=True)

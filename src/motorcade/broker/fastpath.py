@@ -239,7 +239,7 @@ def run(channel: Channel, session: Session, data: bytes, i: int, max_size: int, 
                             numbers = []
                             told_bytes = stored_bytes
                             done = None
-                        batch = MessageBatch(writer.bound)
+                        batch = writer.message_batch()
                     wall = wall or time()
                     frame = (data[i:stop], data[stop + 2 : end], client)
                     batch.add(PlainMessage(route, frame, data[stop + 2 + v5 : end], client, version), lasting, wall)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from motorcade.broker.addressing import Addressing
 from motorcade.broker.items import InterestItem, encode
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ OF_ONE_NODE: Final = "$SYS/"  #: topics that begin so concern one node, and go t
 class Interest:
     """The filters and groups of one node, and what of them was not told yet."""
 
-    __slots__ = ("_changed", "_groups", "_hurry", "filters", "groups")
+    __slots__ = ("_addressing", "_changed", "_groups", "_hurry", "filters", "groups")
 
-    def __init__(self, hurry: Callable[[], None]) -> None:
+    def __init__(self, hurry: Callable[[], None], addressing: Addressing) -> None:
         """`hurry`: something has changed; `flush` must follow, in this turn or the next."""
+        self._addressing = addressing
         self.filters: dict[str, int] = {}  #: as told
         self.groups: dict[str, tuple[int, int]] = {}  #: as told
         self._changed: dict[str, int] = {}
@@ -40,6 +42,8 @@ class Interest:
 
     def count(self, audience: Audience, filter_: str, session: Session, subscription: Subscription, one: int) -> None:
         """Note that a subscription has come (1) or gone (-1)."""
+        if session.durable is not None and self._addressing.covers(session.client_id, filter_):
+            return  # who publishes asks the store
         before = audience.flags
         if session.durable is not None and subscription.qos:
             audience.durable += one

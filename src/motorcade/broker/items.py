@@ -8,6 +8,7 @@
 | `group` | `RelayRecord` | for one live member of a shared group |
 | `returned` | `RelayRecord` | the same, back again: the group has no member there any more |
 | `hint` | `HintItem` | it is in the mailboxes of these clients, which are attached there |
+| `direct` | `DirectItem` | one message of QoS 0 for one client, which is attached there |
 | `look` | nothing | hints could not be sent: look into the mailboxes of all clients that are attached there |
 | `attached`, `gone` | `ClientsItem` | durable sessions that are attached there now, or no longer |
 
@@ -31,6 +32,7 @@ MESSAGE: Final = "message"
 GROUP: Final = "group"
 RETURNED: Final = "returned"
 HINT: Final = "hint"
+DIRECT: Final = "direct"
 LOOK: Final = "look"
 ATTACHED: Final = "attached"
 GONE: Final = "gone"
@@ -52,6 +54,15 @@ class HintItem(msgspec.Struct, array_like=True, gc=False):
     payload: bytes
 
 
+class DirectItem(msgspec.Struct, array_like=True, gc=False):
+    """A message that the store has not kept, since its client is connected."""
+
+    client_id: str
+    retained: bool  #: the client gets it with the retain flag
+    identifiers: tuple[int, ...]  #: of its subscriptions
+    record: bytes  #: `RelayRecord`
+
+
 class ClientsItem(msgspec.Struct, array_like=True, gc=False):
     """Some clients."""
 
@@ -70,6 +81,7 @@ RELAY: Final = Form(RelayRecord, inline=1 << 62)
 encode = msgspec.msgpack.Encoder().encode
 decode_interest = msgspec.msgpack.Decoder(InterestItem).decode
 decode_hint = msgspec.msgpack.Decoder(HintItem).decode
+decode_direct = msgspec.msgpack.Decoder(DirectItem).decode
 decode_clients = msgspec.msgpack.Decoder(ClientsItem).decode
 
 _LIVE: Final = struct.Struct("!BHH")  #: flags, bytes of the client id, bytes of the user name

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from motorcade.broker.frames import Frame, frame_of, is_released, message_of, qos_of
@@ -27,7 +27,7 @@ from motorcade.broker.remote_router import DURABLE, LIVE, Links
 from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
 from motorcade.broker.session_context import SessionContext
-from motorcade.broker.subscribers import Options, Subscriber
+from motorcade.broker.subscribers import AddressedClient, Options, Subscriber
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
@@ -96,8 +96,8 @@ class GroupPeer:
 class Copy(NamedTuple):
     """The copy of a message for one receiver."""
 
-    session: Session | Subscriber | GroupPeer
-    qos: int
+    session: Session | Subscriber | AddressedClient | GroupPeer
+    qos: int  #: of an addressed client that of the message: the store knows what is granted
     retain: bool
     identifiers: tuple[int, ...]
     group: SharedGroup | None = None  #: that has chosen this receiver
@@ -108,7 +108,9 @@ class Copy(NamedTuple):
         if not self.qos:
             return False
         session = self.session
-        return session.durable is not None if isinstance(session, Session) else isinstance(session, Subscriber)
+        if isinstance(session, Session):
+            return session.durable is not None
+        return isinstance(session, Subscriber | AddressedClient)
 
 
 Receivers = tuple[Session, ...]
@@ -120,25 +122,33 @@ NO_RECEIVERS: tuple[Receivers, Receivers, Receivers, Receivers, Receivers] = (()
 class Elsewhere:
     """The receivers of a topic on other nodes."""
 
-    __slots__ = ("all", "asleep", "groups", "live", "subscribers")
+    __slots__ = ("addressed", "all", "asleep", "groups", "is_here", "live", "subscribers")
 
     def __init__(
         self,
         links: tuple[Links | None, Links | None],
         subscribers: tuple[Target[Subscriber], ...],
         groups: tuple[SharedGroup, ...],
+        addressed: tuple[AddressedClient, ...],
         asleep: Callable[[Subscriber], bool],
+        is_here: Callable[[str], bool],
     ) -> None:
-        """`asleep` says whether a session is attached to no member."""
+        """`asleep` says whether a session is attached to no member, `is_here` whether this node has one of a client."""
         self.all, self.live = links  #: peers that get messages of QoS 0, and those that get others
         self.subscribers = subscribers  #: durable sessions that are not attached here
         self.groups = groups  #: those with members there
+        self.addressed = addressed  #: clients that the topic names, wherever they are
         self.asleep = asleep
+        self.is_here = is_here
 
     @property
     def sleepers(self) -> bool:
-        """Return True if a session sleeps: messages of QoS 0 are stored for it."""
-        return any(self.asleep(target.session) for target in self.subscribers)
+        """Return True if a session sleeps: messages of QoS 0 are stored for it; or if the store knows where it is."""
+        return any(self.asleep(target.session) for target in self.subscribers) or any(self.away())
+
+    def away(self) -> Iterator[AddressedClient]:
+        """Return the clients that the topic names and that have no session here."""
+        return (client for client in self.addressed if not self.is_here(client.client_id))
 
     @property
     def chooses(self) -> bool:
@@ -198,7 +208,8 @@ class Route:
         self.elsewhere = elsewhere
         self.live = elsewhere.live if elsewhere is not None else None  #: peers that get messages of QoS 1 and 2
         others = elsewhere.subscribers if elsewhere is not None else ()
-        self.weight = self.count + len(others)  #: receivers that the route refers to
+        addressed = elsewhere.addressed if elsewhere is not None else ()
+        self.weight = self.count + len(others) + len(addressed)  #: receivers that the route refers to
         #: takes plain messages of this topic for itself, and no other plugin wants to see them
         self.plain = _plain(self.publish_hooks)
         unheard = not self.count and elsewhere is None
@@ -206,15 +217,21 @@ class Route:
         self.slow = self.publish_hooks is not None or (unheard and hooks.message_dropped is not None)
         #: a receiver's messages of QoS 1 and 2 go through the store: the fast path leaves them to the channel
         self.kept = (
-            bool(others) or any(t.session.durable is not None for t in targets) or any(g.durable for g in groups)
+            bool(others or addressed)
+            or any(t.session.durable is not None for t in targets)
+            or any(g.durable for g in groups)
         )
         self.beyond = self.kept or elsewhere is not None  #: not all of it is for windows of this node
         plain = [t for t in targets if _is_plain(t)]
         #: the session that alone gets the messages of this topic; its publishers may wait for it (session, rule 4)
         self.only = targets[0].session if len(targets) == 1 and not groups and elsewhere is None else None
-        self.targets = tuple(targets) if self.kept else ()  #: all of them, where one of them has to be chosen
+        own = _unaddressed(targets, addressed)
+        #: where one of them has to be chosen: all whose messages this node gives to them, or stores
+        self.targets = tuple(own) if self.kept else ()
         #: if all receivers are durable and take QoS 1: what they get; the fast path stores such messages itself
-        self.lasting = _lasting((*targets, *others)) if self.kept and not groups and self.live is None else ()
+        #: (who takes QoS 0 here is not among these)
+        fast = self.kept and not groups and self.live is None and all(t.qos for t in targets)
+        self.lasting = _lasting((*own, *others), addressed) if fast else ()
         #: see `session_writer.PlainMessage`; made when first needed, since many routes are remembered
         self.bodies: dict[tuple[object, ...], bytes] | None = None
         self.rest = tuple(t for t in targets if not _is_plain(t))  #: receivers that need their own encoding
@@ -242,14 +259,24 @@ def _is_plain(target: Target[Session]) -> bool:
     return not target.identifiers and not target.no_local and not target.session.special
 
 
-def _lasting(targets: Iterable[Target[Session] | Target[Subscriber]]) -> tuple[Copy, ...]:
+def _unaddressed(targets: list[Target[Session]], addressed: tuple[AddressedClient, ...]) -> list[Target[Session]]:
+    """Return the sessions that are not served by way of the store alone (addressing, rule 2)."""
+    if not addressed:
+        return targets
+    named = {client.client_id for client in addressed}
+    return [t for t in targets if t.session.durable is None or t.session.client_id not in named]
+
+
+def _lasting(
+    targets: Iterable[Target[Session] | Target[Subscriber]], addressed: tuple[AddressedClient, ...]
+) -> tuple[Copy, ...]:
     copies: list[Copy] = []
     for target in targets:
         copy = Copy(target.session, min(1, target.qos), False, target.identifiers)
         if not copy.lasting or target.no_local:
             return ()
         copies.append(copy)
-    return tuple(copies)
+    return (*copies, *(Copy(client, 1, False, ()) for client in addressed))
 
 
 def _by_qos(targets: list[Target[Session]]) -> tuple[Receivers, Receivers, Receivers, Receivers, Receivers]:
@@ -578,6 +605,8 @@ class PubSub:
             if self.interest is not None:
                 self.interest.count_group(shared)
         self._routes.invalidate(filter_)
+        if is_new and self.relay is not None:
+            self.relay.noted(session, subscription.filter, here=True)
         return is_new
 
     def _audience(self, filter_: str) -> Audience:
@@ -618,6 +647,8 @@ class PubSub:
             if self.interest is not None:
                 self.interest.count_group(shared)
         self._left(audience, group, filter_)
+        if self.relay is not None:
+            self.relay.noted(session, text, here=False)
         return True
 
     def _left(self, audience: Audience, group: str | None, filter_: str) -> None:
@@ -637,7 +668,7 @@ class PubSub:
         """Tell peers that the connection of a session has come or gone, and how many members its groups have now."""
         if self.interest is None or self.relay is None:
             return
-        if session.durable is not None:
+        if self.relay.has_place(session):
             self.relay.tell_place(session.client_id, here=session.online)
         for text in session.subscriptions:
             if text.startswith("$share/") and (group := self.group(text)) is not None:
@@ -810,6 +841,8 @@ class PubSub:
         wanted = (target.towards(message.publisher) for target in targets)
         found = (copy_for(message, target) for target in wanted if target is not None)
         copies = [copy for copy in found if copy.lasting]
+        if route.elsewhere is not None:
+            copies += (Copy(client, message.qos, message.retain, ()) for client in route.elsewhere.addressed)
         for group in route.groups:
             member = self.choose(group, message, again=chosen.get(group.text, "")) if group.durable else None
             if member is not None:
@@ -824,7 +857,7 @@ class PubSub:
         route = self.route(message.topic)
         elsewhere = route.elsewhere
         if not route.count and not kept and elsewhere is None:
-            self._unheard(message)
+            self.unheard(message)
             return 0
         for copy in kept or ():
             if copy.group is not None and not copy.lasting:
@@ -841,7 +874,7 @@ class PubSub:
         if self.relay is not None and elsewhere is not None:
             count += self.relay.forward(message, elsewhere, now)
         if not count:
-            self._unheard(message)
+            self.unheard(message)
         return count
 
     def deliver(self, message: Message, route: Route, now: float) -> None:
@@ -890,7 +923,7 @@ class PubSub:
         """Give a message to one member of a group."""
         copy = self.choose(group, message)
         if copy is None:
-            self._unheard(message)
+            self.unheard(message)
             return
         self._give(message, copy, now)
 
@@ -929,10 +962,12 @@ class PubSub:
     def offer(self, message: Message, copy: Copy, now: float) -> None:
         """Give a receiver its copy."""
         session = copy.session
-        if not isinstance(session, Session):
+        if isinstance(session, Subscriber | GroupPeer):
             if self.relay is not None:
                 self.relay.offer(message, copy, session, now)
             return
+        if isinstance(session, AddressedClient):
+            return  # it is in no group, and has its message from the store
         if copy.qos and session.durable is not None:
             session.durable.store.writer.accept(message, [copy], now)
             return
@@ -947,7 +982,8 @@ class PubSub:
         audience = self._router.get(filter_)
         return None if audience is None or name is None else audience.groups.get(name)
 
-    def _unheard(self, message: Message) -> None:
+    def unheard(self, message: Message) -> None:
+        """Count a message that is for no subscriber."""
         self.shared.stats.dropped["no_subscribers"] += 1
         chain = self.shared.hooks.message_dropped
         if chain is not None:

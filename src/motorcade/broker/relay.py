@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from motorcade.broker import fastpath, items
+from motorcade.broker.addressing import Addressing
 from motorcade.broker.effects import AwaitMembers
 from motorcade.broker.frames import message_of as frame_message
 from motorcade.broker.frames import read_varint
@@ -35,7 +36,7 @@ from motorcade.broker.interest import OF_ONE_NODE, Interest
 from motorcade.broker.outgoing import Hints, Outgoing
 from motorcade.broker.pubsub import Copy, Elsewhere, GroupPeer, Route, Search, SharedGroup, Target
 from motorcade.broker.remote_router import Links, RemoteRouter
-from motorcade.broker.subscribers import Subscriber, Subscribers
+from motorcade.broker.subscribers import AddressedClient, Subscriber, Subscribers
 from motorcade.clock import time
 from motorcade.commit import Commit, joined
 from motorcade.core.client import ClientInfo
@@ -44,7 +45,8 @@ from motorcade.core.recent import RecentSet
 from motorcade.delivery.record import RecordError, message_of
 from motorcade.extension.cluster import Cluster, Peer
 from motorcade.storage.homes import CLIENT
-from motorcade.storage.ports import Bound, Draft, Entry
+from motorcade.storage.offers import body_of
+from motorcade.storage.ports import Appended, Bound, Draft, Entry
 from motorcade.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -64,9 +66,17 @@ CLIENTS_PER_ITEM: Final = 1000  #: ids in one item
 class Relay:
     """The broker's way to the other members, and theirs to it."""
 
-    def __init__(self, cluster: Cluster, state: BrokerState, flush: Callable[[], None], supervisor: Tasks) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        state: BrokerState,
+        flush: Callable[[], None],
+        supervisor: Tasks,
+        addressing: Addressing | None = None,
+    ) -> None:
         """Join: from now on clients of the peers get what is published here. `flush`: something is in `out`."""
         self.cluster = cluster
+        self.addressing = addressing or Addressing()
         self.stats = state.stats
         self._state = state
         self._pubsub = pubsub = state.pubsub
@@ -74,7 +84,7 @@ class Relay:
         self._supervisor = supervisor
         self.router = RemoteRouter(pubsub.routes_changed, pubsub.forget_topics)
         self.subscribers = Subscribers(pubsub.routes_changed, pubsub, _feeds_of(state))
-        self.interest = Interest(lambda: self._soon(self._tell_interest))
+        self.interest = Interest(lambda: self._soon(self._tell_interest), self.addressing)
         self._peers: dict[str, Peer] = {}
         self._told: dict[Peer, None] = {}  # peers that got something since the last `confirm`
         self._collected: Outgoing | None = None  # packets of the read under way, which go before anything else
@@ -89,6 +99,7 @@ class Relay:
         if state.store is not None:
             state.store.writer.relay = self
             state.store.writer.bound = bound_of(state)
+            state.store.writer.keep_qos0 = state.session_options.store_qos0
         for session in state.registry.sessions.values():
             pubsub.tell_interest(session)
         handlers = (
@@ -98,6 +109,7 @@ class Relay:
             (items.GROUP, self._on_group),
             (items.RETURNED, self._on_returned),
             (items.HINT, self._on_hint),
+            (items.DIRECT, self._on_direct),
             (items.LOOK, self._on_look),
             (items.ATTACHED, self._on_attached),
             (items.GONE, self._on_gone),
@@ -140,7 +152,7 @@ class Relay:
         attached = [
             session.client_id
             for session in self._state.registry.sessions.values()
-            if session.durable is not None and session.link is not None
+            if session.link is not None and self.has_place(session)
         ]
         for at in range(0, len(attached), CLIENTS_PER_ITEM):
             peer.send(items.ATTACHED, items.encode(items.ClientsItem(attached[at : at + CLIENTS_PER_ITEM])))
@@ -176,6 +188,28 @@ class Relay:
         for peer in self._peers.values():
             peer.send(items.ATTACHED if here else items.GONE, body)
 
+    def has_place(self, session: Session) -> bool:
+        """Return True if peers keep where the client of a session is: it has subscriptions that they know."""
+        return session.durable is not None and (not self.addressing or self._has_known(session))
+
+    def _has_known(self, session: Session, besides: str = "") -> bool:
+        """Return True if a session has a subscription that peers know, besides this one."""
+        covers, client_id = self.addressing.covers, session.client_id
+        return any(text != besides and not covers(client_id, text) for text in session.subscriptions)
+
+    def keeps_to_itself(self, session: Session, filters: Iterable[str]) -> bool:
+        """Return True if peers hear nothing of these filters: SUBACK and UNSUBACK need not wait for them."""
+        if not self.addressing or session.durable is None:
+            return False
+        return all(self.addressing.covers(session.client_id, text) for text in filters)
+
+    def noted(self, session: Session, text: str, *, here: bool) -> None:
+        """Tell where the client of a session is with the first subscription that peers know, and without the last."""
+        if not self.addressing or session.durable is None or self.addressing.covers(session.client_id, text):
+            return
+        if (session.online or not here) and not self._has_known(session, besides=text):
+            self.tell_place(session.client_id, here=here)
+
     # -- routes
 
     def elsewhere(self, topic: str, groups: Sequence[SharedGroup], search: Search | None) -> Elsewhere | None:
@@ -183,22 +217,29 @@ class Relay:
         if topic.startswith(OF_ONE_NODE):
             return None
         links = self.router.resolve(topic, search.peers if search is not None else None)
+        named = self.addressing.clients_of(topic)
         targets: dict[Subscriber, Target[Subscriber]] = {}
         for subscriber, options in self.subscribers.found(topic, search.subscribers if search is not None else None):
             known = targets.get(subscriber)
+            if subscriber.client_id in named:
+                continue
             if known is None:
                 targets[subscriber] = Target(subscriber, options)
             else:
                 known.merge(options)
         spread = tuple(group for group in groups if group.spread)
-        if links[0] is None and not targets and not spread:
+        if links[0] is None and not targets and not spread and not named:
             return None
-        return Elsewhere(links, tuple(targets.values()), spread, self.asleep)
+        addressed = tuple(map(AddressedClient, named))
+        here = self._state.registry.sessions.__contains__
+        return Elsewhere(links, tuple(targets.values()), spread, addressed, self.asleep, here)
 
     def heard(self, topic: str) -> bool:
         """Return True if a client elsewhere would get a message of a topic."""
         if topic.startswith(OF_ONE_NODE):
             return False
+        if self.addressing.clients_of(topic):
+            return True  # only the store knows
         return self.router.resolve(topic)[0] is not None or self.subscribers.table.heard(topic)
 
     def heard_below(self, level: str) -> bool:
@@ -271,7 +312,10 @@ class Relay:
                 sleepers.append(Copy(target.session, 0, retain, wanted.identifiers))
         if sleepers:
             self._keep(message, sleepers, now)
-        return count + len(sleepers)
+        away = [] if message.qos else [Copy(client, 0, message.retain, ()) for client in elsewhere.away()]
+        if away:
+            self._offer(message, away, now)
+        return count + len(sleepers) + len(away)
 
     def _encoded(self, kind: str, message: Message, group: str = "", tries: int = 0) -> bytes:
         """Return a message as bytes; none if it has something that cannot be written."""
@@ -296,6 +340,16 @@ class Relay:
                 self.forgo(copy.session.client_id, message, why)
         else:
             store.writer.accept(message, copies, now)
+
+    def _offer(self, message: Message, copies: list[Copy], now: float) -> None:
+        """Offer a QoS 0 message to clients that the topic names, unless the store has as much to do as it may."""
+        self.stats.routed += len(copies)
+        store = self._state.store
+        if store is not None and not store.writer.full:
+            store.writer.accept(message, copies, now)
+            return
+        for copy in copies:
+            self.forgo(copy.session.client_id, message, "queue_full")
 
     def forgo(self, client_id: str, message: Message, why: str) -> None:
         """Count a message that a session which is not attached here does not get."""
@@ -335,6 +389,44 @@ class Relay:
             self.members_changed()  # it would be chosen again
         self._pubsub.share(group, message, time())
         self._flush()
+
+    def unmatched(self, message: Message) -> None:
+        """Count a message that the client which its topic names does not want; perhaps it was for no other."""
+        self.stats.withdrawn["unmatched"] += 1
+        route = self._pubsub.route(message.topic)
+        elsewhere = route.elsewhere
+        others = elsewhere is None or elsewhere.all or elsewhere.subscribers or len(elsewhere.addressed) > 1
+        if not (route.count or others):
+            self._pubsub.unheard(message)
+
+    def give(self, client: AddressedClient, message: Message, answer: Appended) -> None:
+        """Have the member that has a client attached give it a message at QoS 0, unless it does so anyway."""
+        found, member = answer.offered, answer.attached
+        route = self._pubsub.route(message.topic)
+        links = route.elsewhere and (route.elsewhere.live if message.qos else route.elsewhere.all)
+        peer = self._peers.get(member)
+        self.stats.withdrawn["elsewhere"] += 1
+        if found is None or member == self.cluster.me or (links and peer in links.peers):
+            return
+        if peer is None:
+            self.stats.cluster_dropped[items.DIRECT] += 1  # it is dead, or not known yet
+            return
+        record = self._encoded(items.DIRECT, message)
+        if record:
+            item = items.DirectItem(client.client_id, found.retained, found.identifiers, record)
+            self._send(peer, items.DIRECT, items.encode(item), droppable=True)
+
+    def stored(self, client: AddressedClient, answer: Appended, draft: Draft) -> None:
+        """Tell the member that has a client attached of an entry, which may be this one; `draft`: as it was offered."""
+        member, found = answer.attached, answer.offered
+        if not member or found is None:
+            return
+        entries = [(client.client_id, answer.position, answer.over)]
+        body = body_of(draft.body, found)
+        if member == self.cluster.me:
+            self.hint_here(entries, body, draft.payload)
+        else:
+            self.send_hint(member, entries, Draft(body, draft.payload))
 
     def hints(self, draft: Draft) -> Hints:
         """Return what collects the members that have to know of an entry."""
@@ -498,6 +590,19 @@ class Relay:
                 online.append(session)
         if online:
             store.writer.pump(online, time())
+
+    def _on_direct(self, _: Peer, body: bytes) -> Iterator[None]:
+        item = items.decode_direct(body)
+        session = self._state.registry.sessions.get(item.client_id)
+        if session is None or not session.online:
+            self.stats.cluster_dropped[items.DIRECT] += 1
+            return
+        self.stats.cluster_received[items.DIRECT] += 1
+        self.stats.routed += 1
+        message = message_of(items.RELAY.decode(item.record))
+        self._pubsub.offer(message, Copy(session, 0, item.retained, item.identifiers), time())
+        self._flush()
+        yield from ()
 
     def _on_look(self, _peer: Peer, _body: bytes) -> Iterator[None]:
         self.look_again()

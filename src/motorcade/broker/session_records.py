@@ -138,6 +138,10 @@ decode_subscription = msgspec.msgpack.Decoder(SubscriptionRecord).decode
 decode_awaiting = msgspec.msgpack.Decoder(AwaitingRecord).decode
 
 
+#: The end of every body with the defaults of the fields that `SessionEntry` adds.
+_OWN_FIELDS = b"".join(map(encode, (0, False, (), "")))
+
+
 def owner_of(client_id: str) -> str:
     """Return the mailbox of a session."""
     return OWNER + client_id
@@ -155,11 +159,23 @@ def unpair(key: str) -> tuple[str, str]:
     return both[:size], both[size:]
 
 
-def plain_body(topic: str, client: ClientInfo, identifiers: tuple[int, ...]) -> bytes:
-    """Return the body of QoS 1 messages without properties: the same for all messages of a client to a topic."""
+def plain_body(topic: str, client: ClientInfo, identifiers: tuple[int, ...] | None) -> bytes:
+    """Return the body of QoS 1 messages without properties: the same for all messages of a client to a topic.
+
+    `identifiers`: None if the store finds the receiver, see `offered_body`.
+    """
+    if identifiers is None:
+        body = ENTRY.encode_record(SessionEntry(topic, b"", client.client_id, client.username, qos=1))
+        return body[: -len(_OWN_FIELDS)]
     return ENTRY.encode_record(
         SessionEntry(topic, b"", client.client_id, client.username, qos=1, granted=1, identifiers=identifiers)
     )
+
+
+def offered_body(message: Message) -> tuple[bytes, bytes]:
+    """Return body and payload of an entry whose receiver the store finds: the body ends where its own fields begin."""
+    body, payload = ENTRY.encode(message)
+    return body[: -len(_OWN_FIELDS)], payload
 
 
 def message_from(entry: SessionEntry, payload: bytes) -> Message:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from motorcade.broker import session_records as records
+from motorcade.broker.addressing import Addressing
 from motorcade.broker.durable_queue import FIRST_OTHER_ID, UNKNOWN, DurableQueue
 from motorcade.broker.lease import SessionLease
 from motorcade.broker.pubsub import GroupPeer
@@ -75,6 +76,7 @@ class SessionStore:
         self.reader = SessionReader(store.mailboxes, self.writer, self._start)
         self.attachments: Attachments | None = None
         self.feed: SubscriptionFeed | None = None  #: what other members hear of subscriptions
+        self.addressing = Addressing()  #: of which of them they hear nothing
         self._state = state
         self._flush = flush
         # Sessions whose record could not be written (rule 2).
@@ -160,11 +162,11 @@ class SessionStore:
         for subscription in added:
             record = records.subscription_record(subscription, generation)
             batch.put(SUBSCRIPTIONS, pair(client_id, subscription.filter), record)
-            if self.feed is not None:
+            if self.feed is not None and not self.addressing.covers(client_id, subscription.filter):
                 self.feed.note(batch, client_id, generation, subscription.filter, record)
         for filter_ in removed:
             batch.delete(SUBSCRIPTIONS, pair(client_id, filter_))
-            if self.feed is not None:
+            if self.feed is not None and not self.addressing.covers(client_id, filter_):
                 self.feed.note(batch, client_id, generation, filter_)
         if self.feed is None:
             return self.writer.write(batch)
@@ -272,7 +274,8 @@ class SessionStore:
             batch.delete(AWAITING, pair(client_id, str(number)))
         batch.delete(SESSIONS, client_id)
         if self.feed is not None:
-            if filters and queue is not None:
+            known = any(not self.addressing.covers(client_id, filter_) for filter_ in filters)
+            if known and queue is not None:
                 self.feed.note(batch, client_id, queue.generation)
             batch.due(CLIENT + client_id, 0.0)
             self.writer.decide(batch, client_id)
@@ -330,8 +333,9 @@ class SessionStore:
 
     # -- several nodes
 
-    def join(self, attachments: Attachments, feed: SubscriptionFeed) -> None:
+    def join(self, attachments: Attachments, feed: SubscriptionFeed, addressing: Addressing | None = None) -> None:
         """Be one of several nodes."""
+        self.addressing = addressing or self.addressing
         self.attachments = self.writer.attachments = attachments
         self.feed = feed
 

@@ -32,7 +32,7 @@ from motorcade.broker.lease import SessionLease
 from motorcade.broker.pubsub import Copy, GroupPeer, Route, chosen_of, noted
 from motorcade.broker.session import Session
 from motorcade.broker.session_records import AWAITING, owner_of, pair
-from motorcade.broker.subscribers import Subscriber
+from motorcade.broker.subscribers import AddressedClient, Subscriber
 from motorcade.clock import time
 from motorcade.commit import Commit, joined
 from motorcade.core.client import ClientInfo
@@ -68,7 +68,10 @@ class FullMessage:
         self.size = len(message.payload)
 
     def draft(self, copy: Copy, token: bytes) -> Draft:
-        """Return the entry for a receiver."""
+        """Return the entry for a receiver; of one that the store finds, its beginning."""
+        if isinstance(copy.session, AddressedClient):
+            body, payload = records.offered_body(self._message)
+            return Draft(body, payload, expires_at=self._message.expires_at or 0.0, token=token)
         message, group = self._message, copy.group.text if copy.group is not None else ""
         body, payload = records.ENTRY.encode(message, copy.qos, copy.retain, copy.identifiers, group)
         if token and group:
@@ -76,6 +79,16 @@ class FullMessage:
         expires_at, droppable = message.expires_at or 0.0, not copy.qos
         away = droppable and isinstance(copy.session, Subscriber)  # where it is attached, it gets QoS 0 live
         return Draft(body, payload, expires_at=expires_at, droppable=droppable, token=token, away=away)
+
+    @property
+    def topic(self) -> str:
+        """Return its topic."""
+        return self._message.topic
+
+    @property
+    def publisher(self) -> str:
+        """Return the client that has published it."""
+        return self._message.publisher
 
     def message(self) -> Message:
         """Return the message itself."""
@@ -109,17 +122,28 @@ class PlainMessage:
         self.size = len(payload)
 
     def draft(self, copy: Copy, token: bytes) -> Draft:
-        """Return the entry for a receiver."""
+        """Return the entry for a receiver; of one that the store finds, its beginning."""
         client, bodies = self._client, self._route.bodies
         if bodies is None:
             bodies = self._route.bodies = {}
-        key = (client.client_id, client.username, copy.identifiers)
+        identifiers = None if isinstance(copy.session, AddressedClient) else copy.identifiers
+        key = (client.client_id, client.username, identifiers)
         body = bodies.get(key)
         if body is None:
             if len(bodies) >= BODIES:
                 bodies.clear()
-            body = bodies[key] = records.plain_body(self._route.topic, client, copy.identifiers)
+            body = bodies[key] = records.plain_body(self._route.topic, client, identifiers)
         return Draft(body, self._payload, token=token)
+
+    @property
+    def topic(self) -> str:
+        """Return its topic."""
+        return self._route.topic
+
+    @property
+    def publisher(self) -> str:
+        """Return the client that has published it."""
+        return self._client.client_id
 
     def message(self) -> Message:
         """Return the message itself."""
@@ -150,11 +174,12 @@ class PublisherPacket(NamedTuple):
 class MessageBatch(Batch):
     """Messages for durable receivers that are written together."""
 
-    __slots__ = ("bound", "deliveries", "rows")
+    __slots__ = ("bound", "deliveries", "keep_qos0", "rows")
 
-    def __init__(self, bound: Bound = NO_BOUND) -> None:
-        """`bound`: of mailboxes of sessions that are not attached here."""
+    def __init__(self, bound: Bound = NO_BOUND, *, keep_qos0: bool = True) -> None:
+        """`bound`: of mailboxes of sessions that are not attached here; `keep_qos0`: they get QoS 0 as well."""
         self.bound = bound
+        self.keep_qos0 = keep_qos0
         self.steps = []
         self.conditions = ()
         #: In the order of the answers: receivers that get the same, what, and the entry that they have in common.
@@ -166,7 +191,9 @@ class MessageBatch(Batch):
         self.rows += len(copies)
         for alike in _alike(copies) if len(copies) > 1 else (copies,):
             draft = message.draft(alike[0], token)  # first: if it cannot be stored, nothing is to be expected
-            if isinstance(alike[0].session, Subscriber):
+            if isinstance(alike[0].session, AddressedClient):
+                self._offer(message, draft, alike[0], now)
+            elif isinstance(alike[0].session, Subscriber):
                 self._add_elsewhere(draft, alike, now)
             else:
                 owners: list[str] = []
@@ -180,6 +207,20 @@ class MessageBatch(Batch):
                         generations.append(queue.generation)
                 self.append(owners, draft, now, queue.bound, spared, generations)
             self.deliveries.append((alike, message, draft))
+
+    def _offer(self, message: FullMessage | PlainMessage, draft: Draft, copy: Copy, now: float) -> None:
+        """Add what the store offers to a client that the topic names."""
+        self.offer(
+            copy.session.client_id,
+            message.topic,
+            draft,
+            now,
+            self.bound,
+            qos=copy.qos,
+            retain=copy.retain,
+            own=message.publisher == copy.session.client_id,
+            keep_qos0=self.keep_qos0,
+        )
 
     def _add_elsewhere(self, draft: Draft, copies: Sequence[Copy], now: float) -> None:
         """Add entries for sessions that are not attached here; what of theirs is in flight their mailbox spares."""
@@ -200,6 +241,7 @@ class SessionWriter:
         self.relay: Relay | None = None  #: the way to other members, if there are any; set by it
         self.attachments: Attachments | None = None  #: likewise; which clients are attached to this node
         self.bound = NO_BOUND  #: of mailboxes of sessions that are not attached here; likewise
+        self.keep_qos0 = True  #: QoS 0 is stored for clients that are away; likewise
         self._lease = lease
         self._loop = loop
         self._flush = flush
@@ -311,7 +353,7 @@ class SessionWriter:
         Where batches are not atomic, the record of the id comes first, with what a repetition has to know. It becomes
         final with the last step, so that after a crash an unfinished message is told from a finished one.
         """
-        batch = MessageBatch(self.bound)
+        batch = self.message_batch()
         if packet is not None and not self._lease.store.atomic:
             begun = records.AwaitingRecord(now, packet.guid, True, chosen_of(copies))
             batch.put(AWAITING, packet.key, records.encode(begun))
@@ -353,6 +395,10 @@ class SessionWriter:
         self._in_flight += 1
         commit.then(partial(self._answered, 1))
         return commit
+
+    def message_batch(self) -> MessageBatch:
+        """Return a batch for messages."""
+        return MessageBatch(self.bound, keep_qos0=self.keep_qos0)
 
     def write_messages(self, batch: MessageBatch) -> Commit[Written]:
         """Write messages; receivers get them when they are stored, before the caller hears of it."""
@@ -408,6 +454,9 @@ class SessionWriter:
                 answer = next(answers)
                 session = copy.session
                 try:
+                    if isinstance(session, AddressedClient):
+                        self._offered(session, message, draft, answer)
+                        continue
                     if hints is not None:
                         hints.add(session, answer)
                     if not isinstance(session, Session):
@@ -420,6 +469,31 @@ class SessionWriter:
                 hints.send()
         if online:
             self.pump(online, now)
+
+    def _offered(
+        self, client: AddressedClient, message: FullMessage | PlainMessage, draft: Draft, answer: Appended
+    ) -> None:
+        """Take in the answer to an offer."""
+        relay, found = self.relay, answer.offered
+        if relay is None:
+            return
+        stats = relay.stats
+        if found is None:
+            relay.unmatched(message.message())
+            return
+        stats.restored += len(answer.dropped)
+        stats.dropped["queue_full"] += len(answer.dropped)
+        if answer.repeated:
+            stats.withdrawn["repeated"] += 1
+        elif answer.position:
+            stats.withdrawn["elsewhere"] += 1
+        elif found.granted or not answer.attached:
+            why = "queue_full" if found.granted or self.keep_qos0 else "offline_qos0"
+            relay.forgo(client.client_id, message.message(), why)
+        else:
+            relay.give(client, message.message(), answer)
+        if answer.position:
+            relay.stored(client, answer, draft)
 
     def _arrived_elsewhere(self, copy: Copy, message: FullMessage | PlainMessage, answer: Appended) -> None:
         """Take in the answer about the entry of a session that is not attached here."""
@@ -492,14 +566,14 @@ class SessionWriter:
                 self._crash(session, error)
         self._flush()
 
-    def _crash(self, session: Session | Subscriber | GroupPeer, error: Exception) -> None:
+    def _crash(self, session: Session | Subscriber | AddressedClient | GroupPeer, error: Exception) -> None:
         """Send a client away after a defect of ours; it goes on with what is stored when it comes back."""
         self._supervisor.note("sessions.deliver", error, client_id=session.client_id)
         if isinstance(session, Session) and session.link is not None:
             session.link.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
 
-def _ended(session: Session | Subscriber | GroupPeer) -> bool:
+def _ended(session: Session | Subscriber | AddressedClient | GroupPeer) -> bool:
     return isinstance(session, Session) and session.ended
 
 
@@ -518,8 +592,12 @@ def _alike(copies: Sequence[Copy]) -> Iterable[Sequence[Copy]]:
     """Return receivers that get the same entry, together."""
     groups: dict[tuple[object, ...], list[Copy]] = {}
     for copy in copies:
-        queue = None if isinstance(copy.session, Subscriber) else _queue_of(copy)
-        where = (id(queue.bound), queue.generation > 0) if queue is not None else None
+        where: object = None
+        if isinstance(copy.session, AddressedClient):
+            where = copy.session.client_id
+        elif isinstance(copy.session, Session):
+            queue = _queue_of(copy)
+            where = (id(queue.bound), queue.generation > 0)
         kind = (copy.qos, copy.retain, copy.identifiers, copy.group, where)
         groups.setdefault(kind, []).append(copy)
     return groups.values()

@@ -115,10 +115,11 @@ DROP_REASONS = (
 WITHDRAWN = (
     "store_failed",  # it was not stored, or that is not known
     "repeated",  # the store has it already
+    "unmatched",  # the client that the topic names has no subscription that matches
     "nack",  # a plugin has taken it back
     "elsewhere",  # it is in the store that the members share, or with another member; who takes it from there counts it
 )
-CLUSTER_KINDS = ("live", "message", "group", "returned", "hint")
+CLUSTER_KINDS = ("live", "message", "group", "returned", "hint", "direct")
 LIMIT_NAMES = (
     "max_packet_size",
     "max_connect_size",

@@ -81,6 +81,14 @@ class Subscriber(msgspec.Struct, gc=False, eq=False):
             ((self.filters, self.options),) = self.filters.items()
 
 
+class AddressedClient(msgspec.Struct, gc=False, eq=False):
+    """A client that a topic names: its home says whether it wants the message, and where it is (`addressing`)."""
+
+    client_id: str
+
+    ended: ClassVar[bool] = False
+
+
 class Groups(Protocol):
     """Shared groups, whose members these sessions are too."""
 

@@ -4,7 +4,8 @@
     a note of another member ─▶ `Subscribers`, by which messages for its client are appended here
 
 Rule 1: a note has all that a member needs to know, so that it reads nothing. A cell whose notes are missing is read
-        again from the records of its subscriptions, which are what the notes tell.
+        again from the records of its subscriptions, which are what the notes tell. Of addressed filters there is a
+        record and no note; notes of them were written before the cluster had their pattern.
 Rule 2: notes about a client that is attached here were written by this member, or before it claimed the client. Any
         other one says that the client is attached to its writer now: it is lost to this member.
 Rule 3: a session that goes to sleep becomes a subscriber at once, as it is. Notes about it that were written before are
@@ -22,6 +23,7 @@ import msgspec
 import structlog
 
 from motorcade.broker import session_records as records
+from motorcade.broker.addressing import Addressing
 from motorcade.broker.session_records import SUBSCRIPTIONS
 from motorcade.broker.subscribers import Subscribers
 from motorcade.clock import time
@@ -58,11 +60,19 @@ _decode = msgspec.msgpack.Decoder(SubscriptionNote).decode
 class SubscriptionFeed:
     """What members tell each other of durable subscriptions."""
 
-    def __init__(self, cluster: Cluster, store: Store, attachments: Attachments, subscribers: Subscribers) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        attachments: Attachments,
+        subscribers: Subscribers,
+        addressing: Addressing | None = None,
+    ) -> None:
         self._cluster = cluster
         self._store = store
         self._attachments = attachments
         self._subscribers = subscribers
+        self._addressing = addressing or Addressing()
         self._slept: dict[str, int] = {}  # clients whose notes up to this number are known
         self._reloading: dict[
             int, set[str]
@@ -96,6 +106,8 @@ class SubscriptionFeed:
         client_id = session.client_id
         generation = session.durable.generation if session.durable is not None else 0
         for subscription in wanted:
+            if self._addressing.covers(client_id, subscription.filter):
+                continue
             self._subscribers.put(client_id, generation, subscription)
         feed = self._store.feeds.feed_of(CLIENT + client_id)
         if feed in self._reloading:
@@ -121,7 +133,7 @@ class SubscriptionFeed:
             self._subscribers.forget(client_id, note.generation)
         elif note.record is None:
             self._subscribers.drop(client_id, note.filter)
-        else:
+        elif not self._addressing.covers(client_id, note.filter):
             self._subscribers.put(client_id, note.generation, records.subscription_from(note.filter, note.record))
 
     async def _reload(self, feed: int) -> None:
@@ -131,6 +143,8 @@ class SubscriptionFeed:
         async for key, value in self._store.records.scan(SUBSCRIPTIONS, time(), feed=feed):
             try:
                 client_id, filter_ = records.unpair(key)
+                if self._addressing.covers(client_id, filter_):
+                    continue
                 record = records.decode_subscription(value)
             except (msgspec.MsgspecError, ValueError) as error:
                 log.error("record_unreadable", collection=SUBSCRIPTIONS, key=key, error=str(error))  # noqa: TRY400

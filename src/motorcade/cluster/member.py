@@ -51,6 +51,7 @@ from motorcade.cluster.membership import (
     Membership,
     drift,
     objection,
+    other_patterns,
     same_name,
     steward,
     too_far_apart,
@@ -109,6 +110,7 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str = ""  #: address that others are told; empty: the one that is listened on
     lease: float = 3.0  #: seconds
     view_lease: float = 5.0  #: seconds
+    addressed: tuple[str, ...] = ()  #: patterns of filters that need no route
     compared: dict[str, str] = {}  #: options that should agree on all members, as short marks
 
 
@@ -198,6 +200,7 @@ class ClusterMember:
             software=__version__,
             lease=options.lease,
             view_lease=options.view_lease,
+            addressed=tuple(sorted(set(options.addressed))),
             options=dict(list(options.compared.items())[:MAX_OPTIONS]),
         )
         shared = await self._roster.shared()
@@ -421,6 +424,11 @@ class ClusterMember:
         for record in found.gone:
             self._gone(record)
         others = self._membership.others
+        for record in others:  # both have started at once, and each has looked before the other was there
+            alive = record.state in ALIVE and self._membership.moves(record.id)
+            if alive and record.number < self.number and (why := other_patterns(self._membership.me, record)):
+                self._lost(why)
+                return
         if self._address:  # else what others say could not be handled yet
             reached = [record for record in others if record.state in ALIVE and record.address]
             self.links.expect((record.id, record.number, record.address) for record in reached)

@@ -63,6 +63,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     view_lease: float = 5.0  #: seconds
     options: dict[str, str] = {}  #: those that should agree, by key; short
     by: str = ""  #: who has condemned it
+    addressed: tuple[str, ...] = ()  #: patterns of filters that need no route, sorted
 
     @property
     def id(self) -> str:
@@ -210,7 +211,19 @@ def objection(me: MemberRecord, cluster: str, shared: ClusterRecord, others: Ite
                 f"{record.id} has {record.lease:g} and {record.view_lease:g}: they rely on each other's, give all the "
                 "same"
             )
+        if why := other_patterns(me, record):
+            return why
     return ""
+
+
+def other_patterns(me: MemberRecord, other: MemberRecord) -> str:
+    """Return why two members cannot serve one cluster, since they do not address the same filters."""
+    if me.addressed == other.addressed:
+        return ""
+    return (
+        f"{me.name} has cluster.addressed = {list(me.addressed)}, {other.id} has {list(other.addressed)}: what one "
+        "publishes would not reach clients of the other. Give all nodes the same; to change it, stop all of them first"
+    )
 
 
 def too_far_apart(me: str, offset: float) -> str:

@@ -29,9 +29,12 @@ from functools import partial
 from itertools import islice
 from operator import attrgetter
 
+import msgspec
+
 from motorcade.commit import Commit
 from motorcade.storage.due import DUE, due_homes, due_value
-from motorcade.storage.homes import home_of_owner, records_of
+from motorcade.storage.homes import CLIENT, home_of_owner, records_of
+from motorcade.storage.offers import SUBSCRIPTIONS, draft_of, is_stored, offered
 from motorcade.storage.ports import (
     FEED_KEPT,
     FENCED,
@@ -64,6 +67,7 @@ from motorcade.storage.ports import (
     Mark,
     Member,
     Note,
+    Offer,
     Opened,
     Put,
     Release,
@@ -451,6 +455,17 @@ class MemoryMailboxes:
 
     def _member_of(self, owner: str) -> str:
         return self.attached[home][0] if (home := home_of_owner(owner)) in self.attached else ""
+
+    def apply_offer(self, offer: Offer, records: MemoryRecords) -> Appended:
+        """Append to the mailbox of a client if it has a subscription that matches."""
+        home, owner = CLIENT + offer.client_id, f"session:{offer.client_id}"
+        attached = self._member_of(owner)
+        stored = records.look(SUBSCRIPTIONS, home, offer.now)
+        found = offered(offer, home, stored, self.look(owner).generation)
+        if found is None or not is_stored(offer, found, attached):
+            return Appended(owner, 0, attached=attached if found is not None else "", offered=found)
+        answer = self._append(owner, draft_of(offer.draft, found), offer.now, offer.bound, 0)
+        return msgspec.structs.replace(answer, offered=found)
 
     def apply_make(self, owner: str) -> int:
         box = self._made(owner)
@@ -1011,6 +1026,8 @@ class MemoryStore:
                     written.appended.extend(self.mailboxes.apply_append(owners, draft, now, bound, spared))
                 case Append(owners, draft, now, bound, spared, named):
                     written.appended.extend(self.mailboxes.apply_named(owners, draft, now, bound, spared, named))
+                case Offer():
+                    written.appended.append(self.mailboxes.apply_offer(step, self.records))
                 case Make(owner):
                     generations.append(self.mailboxes.apply_make(owner))
                 case Acknowledge(owner, positions):

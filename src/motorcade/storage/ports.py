@@ -124,6 +124,14 @@ def spared_by(one: int, another: int) -> int:
 TOKEN_MEMORY: Final = 3600.0
 
 
+class Offered(Struct, frozen=True, gc=False):
+    """The way in which a client gets a message that it was offered (`Batch.offer`): all that match taken together."""
+
+    granted: int  #: QoS
+    retained: bool  #: with the retain flag
+    identifiers: tuple[int, ...]  #: of the subscriptions
+
+
 class Appended(Struct, frozen=True, gc=False):
     """The result for one owner's copy."""
 
@@ -138,6 +146,7 @@ class Appended(Struct, frozen=True, gc=False):
     over: bool = False  #: the mailbox is larger than the bound, since all of it is spared
     refused: bool = False  #: it did not fit (`Bound.refuse`): nothing was changed, `position` is 0
     gone: bool = False  #: there is no mailbox of the generation that was named: likewise
+    offered: Offered | None = None  #: answer to an offer; None: no subscription matches, and nothing was changed
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -631,7 +640,7 @@ class Coordination(Protocol):
 class Written(Struct, frozen=True, gc=False):
     """Answers of a batch."""
 
-    appended: list[Appended]  #: of all appends in order, one per owner
+    appended: list[Appended]  #: of all appends and offers in order, one per owner
     offsets: list[Sequence[int]]  #: of each call of `stream`, in order: the offsets of its records
     generations: Sequence[int] = ()  #: of each call of `make`, in order
     notes: Sequence[int] = ()  #: of each call of `note`, in order: its number in the feed
@@ -648,6 +657,20 @@ class Append(Struct, frozen=True, gc=False):
     bound: Bound
     spared: Sequence[int]
     generations: Sequence[int]
+
+
+class Offer(Struct, frozen=True, gc=False):
+    """A message for a client that the store looks up, as part of a batch (`Batch.offer`)."""
+
+    client_id: str
+    topic: str
+    qos: int
+    retain: bool
+    own: bool  #: the client has published it itself
+    keep_qos0: bool  #: it is stored at QoS 0 too, if the client is attached to no member
+    draft: Draft  #: `body`: its beginning
+    now: float
+    bound: Bound
 
 
 class Make(Struct, frozen=True, gc=False):
@@ -750,6 +773,7 @@ class Detach(Struct, frozen=True, gc=False):
 
 Step = (
     Append
+    | Offer
     | Make
     | Acknowledge
     | Mark
@@ -823,6 +847,27 @@ class Batch:
     ) -> None:
         """Append to one or many owners (`Mailboxes.append`)."""
         self.steps.append(Append(list(owners), draft, now, bound, spared, generations))
+
+    def offer(
+        self,
+        client_id: str,
+        topic: str,
+        draft: Draft,
+        now: float,
+        bound: Bound = NO_BOUND,
+        *,
+        qos: int,
+        retain: bool = False,
+        own: bool = False,
+        keep_qos0: bool = True,
+    ) -> None:
+        """Append a message to the session of a client if any of its subscriptions matches the topic.
+
+        The store looks: at the records of the client's subscriptions that are of its mailbox, but for shared ones
+        (`offers` has the rules, and what becomes of the body). `Written.appended` has one answer, with `offered`.
+        What is granted QoS 0 is not stored for a client that is attached to a member, nor without `keep_qos0`.
+        """
+        self.steps.append(Offer(client_id, topic, qos, retain, own, keep_qos0, draft, now, bound))
 
     def make(self, owner: str) -> None:
         """Make a mailbox (`Mailboxes.make`)."""
@@ -919,7 +964,7 @@ class Batch:
         return not _GROWING.isdisjoint(map(type, self.steps))
 
 
-_GROWING: Final = frozenset({Append, Make, Put, StreamAppend})  # a feed is trimmed as it grows
+_GROWING: Final = frozenset({Append, Offer, Make, Put, StreamAppend})  # a feed is trimmed as it grows
 
 
 def weigh(batch: Batch) -> tuple[int, int]:
@@ -928,6 +973,9 @@ def weigh(batch: Batch) -> tuple[int, int]:
     for step in batch.steps:
         if isinstance(step, Append):
             rows += len(step.owners)
+            size += len(step.draft.body) + len(step.draft.payload)
+        elif isinstance(step, Offer):
+            rows += 1
             size += len(step.draft.body) + len(step.draft.payload)
         elif isinstance(step, Acknowledge | Release):
             rows += len(step.positions)

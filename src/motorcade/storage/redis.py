@@ -30,6 +30,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from motorcade.commit import Commit
@@ -40,7 +41,8 @@ from motorcade.redis.slots import slot_of
 from motorcade.redis.url import RedisOptions, RedisUrl, parse_url
 from motorcade.storage import redis_members
 from motorcade.storage.cells import Cells
-from motorcade.storage.homes import home_of_owner, home_of_record, is_indexed, records_of
+from motorcade.storage.homes import CLIENT, home_of_owner, home_of_record, is_indexed, records_of
+from motorcade.storage.offers import SUBSCRIPTIONS
 from motorcade.storage.ports import (
     FEED_KEPT,
     NO_BOUND,
@@ -71,6 +73,8 @@ from motorcade.storage.ports import (
     Mark,
     Member,
     Note,
+    Offer,
+    Offered,
     Opened,
     Put,
     Release,
@@ -310,22 +314,67 @@ class AppendOperations:
         found: list[Appended | None] = [None] * len(self.owners)
         for places, reply in zip(self._places, replies, strict=True):
             for index, answer in zip(places, reply, strict=True):
-                if type(answer) is int:
-                    found[index] = Appended(self.owners[index], answer)
-                    continue
-                position, replaced, dropped, repeated, node, state = answer
-                found[index] = Appended(
-                    self.owners[index],
-                    position,
-                    replaced,
-                    tuple(dropped),
-                    bool(repeated),
-                    node,
-                    over=state == OVER,
-                    refused=state == REFUSED,
-                    gone=state == GONE,
-                )
+                found[index] = appended_of(self.owners[index], answer)
         return [answer for answer in found if answer is not None]
+
+
+class OfferOperation:
+    """One offer, as an operation, and a blob perhaps."""
+
+    def __init__(self, core: Core, offer: Offer) -> None:
+        draft, bound, home = offer.draft, offer.bound, CLIENT + offer.client_id
+        self.owner = f"session:{offer.client_id}"
+        self.digest = hashlib.sha256(draft.payload).digest() if len(draft.payload) > INLINE_ONE else b""
+        prefix, _ = records_of(home, SUBSCRIPTIONS)
+        words = (
+            "offer",
+            core.cells.of(home),
+            home,
+            self.owner,
+            prefix,
+            offer.topic,
+            offer.qos,
+            offer.retain,
+            offer.own,
+            offer.keep_qos0,
+            raw(draft.body),
+            raw(self.digest or draft.payload),
+            len(draft.payload),
+            raw(self.digest),
+            offer.now,
+            draft.expires_at,
+            bound.entries,
+            bound.size_bytes,
+            raw(draft.token),
+        )
+        weight = 5 + bool(draft.expires_at) + bool(draft.token) + bool(bound.entries or bound.size_bytes)
+        self.operations = [Operation(words, weight, len(draft.body) + len(draft.payload))]
+
+    def answers(self, replies: Sequence[Any]) -> list[Appended]:
+        """Return the reply as an answer."""
+        if not replies[0]:
+            return [Appended(self.owner, 0)]
+        granted, retained, identifiers, answer = replies[0]
+        found = Offered(granted, retained, tuple(identifiers))
+        return [msgspec.structs.replace(appended_of(self.owner, answer), offered=found)]
+
+
+def appended_of(owner: str, answer: int | Sequence[Any]) -> Appended:
+    """Return what append.lua has answered about one owner."""
+    if isinstance(answer, int):
+        return Appended(owner, answer)
+    position, replaced, dropped, repeated, node, state = answer
+    return Appended(
+        owner,
+        position,
+        replaced,
+        tuple(dropped),
+        bool(repeated),
+        node,
+        over=state == OVER,
+        refused=state == REFUSED,
+        gone=state == GONE,
+    )
 
 
 def blob_operation(core: Core, digest: bytes, data: bytes, keep_until: float, lasts: float, hold: str) -> Operation:
@@ -458,7 +507,7 @@ class Plan:
         self._operations: list[Operation] = []
         self._conditions: Sequence[tuple[Any, ...]] = ()
         self._parts: list[tuple[str, range]] = []  #: of each step of the batch: its kind, its operations
-        self._appends: list[tuple[range, AppendOperations]] = []
+        self._appends: list[tuple[range, AppendOperations | OfferOperation]] = []
         self._streams: Sequence[range] = ()
         self._made: Sequence[int] = ()
         self._notes: Sequence[int] = ()
@@ -477,6 +526,8 @@ class Plan:
             match step:
                 case Append(owners, draft, now, bound, spared, generations):
                     self.append(owners, draft, now, bound, spared, generations)
+                case Offer():
+                    self._place(step.draft, step.now, OfferOperation(core, step), "offer")
                 case Make(owner):
                     made = self._add("make", [Operation(("make", core.cells.of_owner(owner), owner))])
                     self._made = [*self._made, *made]
@@ -513,8 +564,10 @@ class Plan:
         spared: Sequence[int],
         generations: Sequence[int],
     ) -> None:
-        appending = AppendOperations(self._core, owners, draft, now, bound, spared, generations)
-        self._appends.append((self._add("append", appending.operations), appending))
+        self._place(draft, now, AppendOperations(self._core, owners, draft, now, bound, spared, generations), "append")
+
+    def _place(self, draft: Draft, now: float, appending: AppendOperations | OfferOperation, kind: str) -> None:
+        self._appends.append((self._add(kind, appending.operations), appending))
         if appending.digest:
             lasts = max(draft.expires_at - now, 1.0) if draft.expires_at else 0.0
             _, before = self._blobs.get(appending.digest, (b"", lasts))

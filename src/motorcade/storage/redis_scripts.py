@@ -13,9 +13,9 @@ from functools import partial
 
 from motorcade.redis.scripts import script_of
 
-#: Files that define operations of `commit`. `expire` uses what `delete` defines.
+#: Files that define operations of `commit`. `offer` uses what `append` defines, `expire` what `delete` does.
 OPERATIONS = (
-    "append", "make", "acknowledge", "mark", "spare", "claim", "clear", "forget",
+    "append", "offer", "make", "acknowledge", "mark", "spare", "claim", "clear", "forget",
     "put", "delete", "expire",
     "stream", "trim", "drop",
     "note", "due",

@@ -88,7 +88,7 @@ FENCED: Final = "this store was fenced, it may not write any more: it has to be 
 
 #: Operations that a full server refuses. The others remove something, or change a few bytes that must be changed so
 #: that a full store can be emptied.
-GROWING: Final = frozenset({"append", "make", "put", "stream", "blob"})
+GROWING: Final = frozenset({"append", "offer", "make", "put", "stream", "blob"})
 
 #: What a guard answers when a condition does not hold.
 UNMET: Final[Mapping[str, Callable[[], StoreError]]] = {

@@ -67,6 +67,7 @@ from motorcade.storage.ports import (
     Mark,
     Member,
     Note,
+    Offer,
     Opened,
     Put,
     Release,
@@ -826,6 +827,10 @@ def _weight(batch: Batch) -> tuple[int, int, bool]:
             rows += len(step.positions)
             continue
         durable = True
+        if isinstance(step, Offer):
+            rows += 2
+            size += len(step.draft.body) + len(step.draft.payload)
+            continue
         if isinstance(step, StreamAppend):
             rows += packed_rows.weight(step.values) + 1
             size += bytes_of(step.values)
@@ -877,6 +882,8 @@ def _apply(batch: Batch, write: Transaction) -> Written:
             mailboxes.release(step.owner, step.claimer, step.positions)
         elif isinstance(step, SetDue):
             write.set_due(step.home, step.at)
+        elif isinstance(step, Offer):
+            appended.append(write.offer(step))
         elif isinstance(step, AddNote):
             notes = [*notes, write.add_note(step.data)]
     for fence in detached:

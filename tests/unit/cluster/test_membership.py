@@ -165,6 +165,8 @@ def test_a_name_is_taken_only_when_its_member_is_surely_alive() -> None:
         ("fleet", [record(1, protocol=9, oldest=8, software="9.0")], "n5 (Motorcade 1.0) and n1~1 (Motorcade 9.0)"),
         ("fleet", [record(1, protocol=9, oldest=1)], ""),
         ("fleet", [record(1, protocol=0, oldest=0)], "update the older one"),
+        ("fleet", [record(1, addressed=("a/{client}",))], "n5 has cluster.addressed = [], n1~1 has ['a/{client}']"),
+        ("fleet", [record(1, addressed=("a/{client}",), state=MemberState.FENCED)], ""),
     ],
 )
 def test_who_may_join(cluster: str, others: list[MemberRecord], words: str) -> None:

@@ -12,9 +12,11 @@ from motorcade.storage import packed_rows, tables
 from motorcade.storage.deltas import DeltaWrite
 from motorcade.storage.due import DUE, due_value
 from motorcade.storage.files import RocksTables, scan
-from motorcade.storage.homes import home_of_owner, records_of
+from motorcade.storage.homes import CLIENT, home_of_owner, records_of
+from motorcade.storage.offers import SUBSCRIPTIONS, draft_of, is_stored, offered
 from motorcade.storage.ports import (
     FEED_KEPT,
+    Appended,
     Attached,
     Condition,
     Elsewhere,
@@ -22,6 +24,7 @@ from motorcade.storage.ports import (
     Fence,
     Holds,
     Lease,
+    Offer,
     Opened,
     StoreConflictError,
     StoreFencedError,
@@ -123,6 +126,32 @@ class Transaction:
             self.put_record(DUE, home, due_value(at), 0.0)
         else:
             self.delete_record(DUE, home)
+
+    # -- messages for clients that are looked up
+
+    def offer(self, offer: Offer) -> Appended:
+        """Append to the mailbox of a client if it has a subscription that matches."""
+        home, owner = CLIENT + offer.client_id, f"session:{offer.client_id}"
+        stored = self._subscriptions(home, offer.now)
+        found = offered(offer, home, stored, self.mailboxes.info(owner).generation)
+        attached = self._state.attached[home][0] if home in self._state.attached else ""
+        if found is None or not is_stored(offer, found, attached):
+            return Appended(owner, 0, attached=attached if found is not None else "", offered=found)
+        [answer] = self.mailboxes.append([owner], draft_of(offer.draft, found), offer.now, offer.bound)
+        return msgspec.structs.replace(answer, offered=found)
+
+    def _subscriptions(self, home: str, now: float) -> dict[str, bytes]:
+        """Return the records of a client's subscriptions, as this transaction leaves them."""
+        prefix, _ = records_of(home, SUBSCRIPTIONS)
+        found = records_of_home(SUBSCRIPTIONS, prefix, False, now, self.opened)
+        within = tables.name(SUBSCRIPTIONS) + b"\0"
+        start = within + prefix.encode()
+        for key, row in self._batch.overlay["records"].items():
+            if key.startswith(start):
+                found.pop(name := key[len(within) :].decode(), None)
+                if row is not None and not 0 < tables.EXPIRES.unpack_from(row)[0] <= now:
+                    found[name] = row[tables.EXPIRES.size :]
+        return found
 
     # -- streams
 
