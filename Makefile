@@ -46,6 +46,11 @@ chaos-cluster: setup ## Three nodes as one broker under faults, two at a time, w
 	@scripts/need-commands redis-server
 	@.venv/bin/python -m tests.chaos.cluster --rounds $(ROUNDS) $(ARGS)
 
+.PHONY: chaos-grants
+chaos-grants: setup ## Subscribe at one node, publish at another, 10 000 times; nothing may be missed (ARGS="--fault stand --redis lone")
+	@scripts/need-commands redis-server
+	@.venv/bin/python -m tests.chaos.grants $(ARGS)
+
 .PHONY: chaos-dispatch
 chaos-dispatch: setup ## Kill leaders, workers and Redis masters under load and count every message (ARGS="--rounds 100")
 	@scripts/need-commands redis-server
