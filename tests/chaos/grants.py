@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -160,6 +162,12 @@ class Kind:
         """Return a client of this kind that is connected to a node."""
         client = self.driver(Listeners(member.mqtt, member.mqtt), "tcp", self.version)
         client.connect(name, clean=clean)
+        if isinstance(client, PahoClient) and client.client is not None:
+            # Else the system holds a SUBSCRIBE for 40 ms, until the acknowledgement before it has been confirmed.
+            held = client.client.socket()
+            assert held is not None, "it is not connected"
+            with socket.socket(fileno=os.dup(held.fileno())) as same:
+                same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return client
 
 

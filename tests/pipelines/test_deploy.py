@@ -1,7 +1,8 @@
-"""What `deploy/kubernetes` and `deploy/yarn` ship, as far as it can be tried without such clusters.
+"""What `deploy/` ships for Kubernetes and YARN, as far as it can be tried without such clusters.
 
 Manifests are read by the Kubernetes client that Spark itself brings, which knows every kind and every field. Their
-commands are given to `motorcade`. The script for YARN is run with another master in `test_cluster.py`.
+commands are given to `motorcade`; the nodes of `deploy/cluster` are started. The script for YARN is run with another
+master in `test_cluster.py`.
 """
 
 from __future__ import annotations
@@ -9,26 +10,32 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from motorcade.pipelines import schema
+from tests.support.compose import Composed
 from tests.support.dispatch import environment
-from tests.support.node import ROOT
+from tests.support.node import ROOT, Endpoint
 from tests.support.ports import free_port
+from tests.support.redis import RedisServer, wait_until
+from tests.support.wire import Client
 
 pytestmark = pytest.mark.timeout(300)
 
 #: Seconds for a command that starts Java, on a busy machine.
 PATIENCE = 180.0
 
-KUBERNETES, YARN = ROOT / "deploy" / "kubernetes", ROOT / "deploy" / "yarn"
+KUBERNETES, YARN, CLUSTER = (ROOT / "deploy" / name for name in ("kubernetes", "yarn", "cluster"))
 MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
 #: What the manifests show.
 VERBS = {"receipts", "audit", "audience", "ingest"}
@@ -175,11 +182,11 @@ def motorcade(*words: object, env: dict[str, str] | None = None) -> subprocess.C
     return run([sys.executable, "-m", "motorcade", *map(str, words)], env or {})
 
 
-def run(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run(words: list[str], env: dict[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words,
         env=environment(env),
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -216,6 +223,108 @@ def test_the_entry_point_runs_executors() -> None:
 
 def path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+# -- nodes
+
+
+@pytest.fixture(scope="session")
+def cluster(spark_session: SparkSession) -> dict[str, dict[str, Any]]:
+    """The objects that `kubectl apply -k deploy/cluster` makes, by kind and name."""
+    listed = re.findall(r"- (\S+\.yaml)$", (CLUSTER / "kustomization.yaml").read_text(), re.MULTILINE)
+    assert {path.name for path in (CLUSTER / "kubernetes").iterdir()} == {Path(name).name for name in listed}
+    found = [made for name in listed for made in documents(spark_session, CLUSTER / name)]
+    return {f"{made['kind']} {made['metadata']['name']}": made for made in found}
+
+
+def test_services_and_the_budget_mean_the_pods_of_the_nodes(cluster: dict[str, dict[str, Any]]) -> None:
+    nodes = cluster["StatefulSet hub"]["spec"]
+    labels = nodes["template"]["metadata"]["labels"]
+    pod = nodes["template"]["spec"]
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for service in ("Service mqtt", "Service hub"):
+        assert labels == cluster[service]["spec"]["selector"]
+        assert {port["targetPort"] for port in cluster[service]["spec"]["ports"]} <= set(ports)
+    assert labels == nodes["selector"]["matchLabels"]
+    assert labels == cluster["PodDisruptionBudget hub"]["spec"]["selector"]["matchLabels"]
+    assert f"Service {nodes['serviceName']}" in cluster
+    assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "deploy" / "Dockerfile").read_text()
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        assert container[probe]["httpGet"]["port"] in ports, probe
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def pods(made: dict[str, Any], store: str) -> dict[str, Any]:
+    """The first two pods of the set, as services of a compose file (`Composed`)."""
+    spec = made["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    files = re.findall(r"- (\S+\.(?:toml|conf))$", (CLUSTER / "kustomization.yaml").read_text(), re.MULTILINE)
+    services: dict[str, Any] = {}
+    for number in range(2):
+        known = {"metadata.name": f"hub-{number}", "status.podIP": f"10.0.0.2{number}", "url": store}
+        variables: dict[str, str] = {}
+        for one in container["env"]:
+            source = one.get("valueFrom", {})
+            name = source.get("fieldRef", {}).get("fieldPath") or source.get("secretKeyRef", {}).get("key")
+            value = known[name] if name else one["value"]
+            variables[one["name"]] = value.replace("$(POD_IP)", known["status.podIP"])
+        services[f"hub-{number}"] = {
+            "image": container["image"],
+            "command": container["args"],
+            "environment": variables,
+            "volumes": [
+                *(f"./{name}:{mounts['config']}/{name}:ro" for name in files),
+                f"secrets:{mounts['secrets']}",
+                f"data-{number}:{mounts['data']}",
+            ],
+            "networks": {"pods": {"ipv4_address": variables["POD_IP"]}},
+        }
+    return {"services": services, "volumes": ["secrets", "data-0", "data-1"]}
+
+
+def test_pods_of_the_set_are_one_broker_and_end_in_time(cluster: dict[str, dict[str, Any]]) -> None:
+    """Started with what the set gives them; probed as Kubernetes does; stopped one after the other."""
+    made = cluster["StatefulSet hub"]
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    ready = container["readinessProbe"]["httpGet"]
+    with RedisServer() as redis:
+        composed = Composed(pods(made, redis.url), CLUSTER, "10.0.0.")
+        secrets = composed.folder / "volume-secrets"
+        assert 0 == run([str(CLUSTER / "make-secrets"), str(secrets)], {}).returncode
+        words = [sys.executable, "-m", "motorcade", "passwd", str(secrets / "passwords"), "alice", "--password-stdin"]
+        done = run(words, {}, "a long enough password")
+        assert 0 == done.returncode, done.stderr
+        with composed:
+            for name in ("hub-0", "hub-1"):
+                url = f"http://{composed[name].address}:{ports[ready['port']]}{ready['path']}"
+                wait_until(lambda url=url: is_ready(url), f"{url} says 200")  # type: ignore[misc]
+            one, other = (
+                Client(Endpoint(composed[name].address, ports["mqtt"]), version=5) for name in ("hub-0", "hub-1")
+            )
+            for client, client_id in ((one, "one"), (other, "other")):
+                said = client.connect(client_id, username="alice", password=b"a long enough password")
+                assert 0 == said.reason
+            one.subscribe("a/b", 1)
+            other.publish("a/b", b"over the link", 1)
+            assert b"over the link" == one.receive().payload
+            at = f"{composed['hub-0'].address}:{ports['http']}"
+            listed = json.loads(composed.exec("hub-0", "motorcade", "node", "list", "--json", "--http", at))
+            assert ["hub-0", "hub-1"] == sorted(entry["name"] for entry in listed)
+            for name in ("hub-0", "hub-1"):
+                composed[name].signal(signal.SIGTERM)
+                assert 0 == composed[name].ends(made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
+            one.close()
+            other.close()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False, timeout=PATIENCE).status_code == HTTPStatus.OK
+    except httpx.TransportError:
+        return False
 
 
 # -- YARN

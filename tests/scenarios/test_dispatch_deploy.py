@@ -6,7 +6,6 @@ the compose file and the units the test reads what they would start.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -22,6 +21,7 @@ import pytest
 import redis.cluster
 
 from tests.support.commands import run
+from tests.support.compose import plain_yaml
 from tests.support.dispatch import PROCESSED, PUBLISHED, Daemon, numbered, wait_until
 from tests.support.node import ROOT
 from tests.support.ports import free_port
@@ -44,56 +44,6 @@ def accepted(words: list[str]) -> None:
 
 
 # -- the compose file
-
-
-def plain_yaml(text: str) -> Any:
-    """What the compose file uses of YAML: mappings by indentation, anchors and merges, scalars, and lists in brackets.
-
-    Anything else fails, so that the file stays as plain as this.
-    """
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    anchors: dict[str, Any] = {}
-
-    def mapping(indent: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        while lines and len(lines[0]) - len(lines[0].lstrip()) == indent:
-            if lines[0].lstrip().startswith("- "):
-                raise AssertionError(f"a list among keys: {lines[0]}")
-            match = re.fullmatch(r" *([\w<.-]+):(?: (.+))?", lines.pop(0))
-            assert match is not None
-            key, value = match[1], (match[2] or "").strip()
-            assert key not in found, key
-            if key == "<<":
-                found = anchors[value.removeprefix("*")] | found
-                continue
-            anchor = value.removeprefix("&") if value.startswith("&") else None
-            found[key] = scalar(value) if value and anchor is None else below(indent)
-            if anchor is not None:
-                anchors[anchor] = found[key]
-        return found
-
-    def below(indent: int) -> Any:
-        deeper = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
-        if deeper <= indent:
-            return None
-        if lines[0].lstrip().startswith("- "):
-            items = []
-            while lines and lines[0].startswith(" " * deeper + "- "):
-                key, _, value = lines.pop(0).strip().removeprefix("- ").partition(": ")
-                items.append({key: scalar(value)})
-            return items
-        return mapping(deeper)
-
-    def scalar(value: str) -> Any:
-        if value.startswith("[") and '"' in value:
-            return json.loads(value)
-        if value.startswith("["):
-            return [word.strip() for word in value.strip("[]").split(",")]
-        return int(value) if value.isdigit() else value
-
-    result = mapping(0)
-    assert not lines, f"not understood: {lines[0]}"
-    return result
 
 
 @pytest.fixture(scope="module")

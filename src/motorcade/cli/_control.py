@@ -25,7 +25,11 @@ Http = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="MOTORCADE_TOKEN", help="Bearer token. \\[found, if this user runs the node here]"),
+    typer.Option(
+        "--token",
+        envvar="MOTORCADE_TOKEN",
+        help="Bearer token, or file://PATH of a file with it. \\[found, if this user runs the node here]",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 DEFAULT = "127.0.0.1:18083"
@@ -53,7 +57,7 @@ class ControlClient:
     def __init__(self, address: str, token: str | None = None) -> None:
         self.address = address
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        token = (token or "").strip() or find_token(
+        token = _read_token(token or "") or find_token(
             address, os.environ, [Path(os.environ.get("MOTORCADE_DATA__DIR", DATA))]
         )
         if token:
@@ -108,6 +112,18 @@ class ControlClient:
             query[key] = cursor
             if left is not None:
                 left -= len(answer["data"])
+
+
+def _read_token(text: str) -> str:
+    """Return the token that is meant: `file://PATH` is a file with it, as in the configuration."""
+    if not text.startswith("file://"):
+        return text.strip()
+    path = Path(text.removeprefix("file://"))
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ControlError(f"--token (MOTORCADE_TOKEN): cannot read {path}: {why}") from None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Authorisation of requests. Comes before every route.
 
     Host      on loopback only names of this machine are answered, so that a web page cannot reach the node through a
-              name of its own that it points to 127.0.0.1 (DNS rebinding)
+              name of its own that it points to 127.0.0.1 (DNS rebinding); a probe need not name one, as every page does
     Origin    a browser's request that changes something must come from a page of this node
     token     everything but health wants `Authorization: Bearer TOKEN`; where the node has made the token itself, on
               loopback, metrics are open too
@@ -70,7 +70,8 @@ class Guard:
 
     def _objection(self, method: str, path: str, headers: Headers, *, knows: bool) -> Response | None:
         host = headers.get("host", "")
-        if self._hosts is not None and _name_of(host) not in self._hosts:
+        is_probe = not host and path in OPEN_PATHS  # of a load balancer; a browser names a host
+        if self._hosts is not None and not is_probe and _name_of(host) not in self._hosts:
             return refusal(HTTPStatus.FORBIDDEN, "this node does not answer to that name; ask for localhost")
         origin = headers.get("origin")
         if origin is not None and method not in READING and not _is_page_of(host, origin):

@@ -80,9 +80,18 @@ def test_reload_reads_the_file_again_and_refuses_a_bad_one(run: Run) -> None:
             assert 0 == client.connect("still-served").reason
 
 
-def test_a_token_is_asked_for_and_shown(run: Run) -> None:
+def test_a_token_is_asked_for_and_shown(run: Run, tmp_path: Path) -> None:
+    """Also from a file, which no list of processes shows; one that cannot be read is named."""
+    file = tmp_path / "token"
+    file.write_text("hush\n")
     with LocalNode('[http]\ntoken = "hush"\n') as node:
         address = node.at
         assert 1 == run("client", "list", *address).returncode
         assert 0 == run("client", "list", *address, "--token", "hush").returncode
         assert 0 == run("client", "list", *address, env={"MOTORCADE_TOKEN": "hush"}).returncode
+        assert 0 == run("client", "list", *address, "--token", f"file://{file}").returncode
+        assert 0 == run("client", "list", *address, env={"MOTORCADE_TOKEN": f"file://{file}"}).returncode
+        file.unlink()
+        refused = run("client", "list", *address, "--token", f"file://{file}")
+        assert 1 == refused.returncode
+        assert f"--token (MOTORCADE_TOKEN): cannot read {file}: No such file or directory" in refused.stderr
