@@ -1017,6 +1017,7 @@ static void w_conn(void) {
     j_close();
     if (O.hold > 0) settle(O.hold);
 }
+static void drop_sessions(Client **cs, int n);
 static void w_pair(bool rate) {
     int P = O.pairs;
     long per = rate ? (long)(O.rate * O.secs) / P + 1 : (O.msgs + P - 1) / P;
@@ -1026,6 +1027,7 @@ static void w_pair(bool rate) {
         mk_topics(P, "%s/pair/%d");
     for (int i = 0; i < P; i++) {
         Client *c = mk("%s-s%d", O.tag, i);
+        c->clean = !O.persistent;
         c->subqos = O.qos;
         c->kind = i;
         for (int k = 0; k < O.tpp; k++) add_filter(c, topics[i * O.tpp + k]);
@@ -1045,6 +1047,7 @@ static void w_pair(bool rate) {
         measure("pair");
         J(",\"pairs\":%d,\"window\":%d,\"flow\":%d", P, O.window, O.flow);
         j_close();
+        if (O.persistent) drop_sessions(all, P);
         return;
     }
     settle(O.settle);

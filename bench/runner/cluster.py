@@ -47,6 +47,7 @@ ROUNDS: Final = 3
 PATIENCE: Final = 300.0  #: seconds for one run of the generator
 PAIRS, MESSAGES, QUICK_MESSAGES = 100, 400_000, 60_000
 SLEEPERS, PER_SLEEPER, QUICK_PER_SLEEPER = 1000, 100, 20
+RECEIVERS = 100
 CLIENTS, QUICK_CLIENTS = 10_000, 2000
 
 MEMBER_BAR: Final = 0.95  #: rate of a member alone on a core, beside a lone node
@@ -139,10 +140,29 @@ def cases(*, quick: bool) -> list[Case]:
         )
         for qos in (0, 1)
     ]
-    sleepers = f"offline --n {SLEEPERS} --per {per} --pubs 10 --window 100 --size 256 --idle 20"
     found.append(
-        Case("durable", f"{SLEEPERS} sleeping sessions, 256 bytes: fill", sleepers, phases=("asleep", "fill", "drain"))
+        Case(
+            "awake",
+            f"{PAIRS} pairs, QoS 1, 64 bytes, the subscribers with durable sessions",
+            f"pair --pairs {PAIRS} --qos 1 --msgs {messages // 4} --window 100 --idle 20 --persistent",
+        )
     )
+    sleepers = "--pubs 10 --window 100 --size 256 --idle 20"
+    phases = ("asleep", "fill", "drain")
+    found += [
+        Case(
+            "durable",
+            f"{SLEEPERS} sleeping sessions with topics of their own, 256 bytes",
+            f"offline --n {SLEEPERS} --per {per} {sleepers}",
+            phases=phases,
+        ),
+        Case(
+            "shared",
+            f"256 bytes, each for all of {RECEIVERS} sleeping sessions; figures are per message and receiver",
+            f"offline --shared --n {RECEIVERS} --per {10 * per} {sleepers}",
+            phases=phases,
+        ),
+    ]
     found.append(Case("connect", f"{clients} clients, each with a subscription", f"conn --n {clients} --sub"))
     return found
 
@@ -292,7 +312,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench/run cluster", description="Several nodes on one Redis as one broker.")
     parser.add_argument("--quick", action="store_true", help="one round, fewer messages")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds, of which the median counts ({ROUNDS})")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these: live-q0 live-q1 durable connect")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these: live-q0 live-q1 awake durable shared connect")
     parser.add_argument("--cores", default="0,1", metavar="B,G", help="cores of the nodes and the generator (0,1)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report there too")
     parser.add_argument("--strict", action="store_true", help="end with 1 unless every measured bar is met")
@@ -304,7 +324,7 @@ def _measure(args: argparse.Namespace) -> int:
     rounds = args.rounds or (1 if args.quick else ROUNDS)
     wanted = [case for case in cases(quick=args.quick) if not args.only or case.name in args.only]
     if not wanted:
-        raise BenchError("nothing to measure: --only takes live-q0, live-q1, durable, connect")
+        raise BenchError("nothing to measure: --only takes live-q0, live-q1, awake, durable, shared, connect")
     raise_open_files()
     with alone():
         Motorcade().prepare(install=False)

@@ -25,10 +25,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import StrEnum, auto
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Self
 
+from .cluster import redis
 from .machine import BENCH, REPOSITORY, BenchError, exit_code, free_port
 from .report import markdown_table
 
@@ -443,15 +445,37 @@ class Counting:
 COUNTING: Final = Counting()
 
 
+class Kind(StrEnum):
+    """What the node is."""
+
+    EMBEDDED = auto()  #: with the embedded store
+    LONE = auto()  #: on Redis, without links
+    MEMBER = auto()  #: on Redis, with links: a member of a cluster, alone
+
+
 @contextmanager
-def _node(tree: Path, python: Path, folder: Path) -> Iterator[int]:
+def _node(tree: Path, python: Path, folder: Path, kind: Kind) -> Iterator[int]:
     """Run a node under valgrind; give its port."""
+    with ExitStack() as stack:
+        line: list[str] = []
+        config = (INSTRUCTIONS / "motorcade.toml").read_text()
+        if kind is not Kind.EMBEDDED:
+            line = ["--store", stack.enter_context(redis())[0]]
+        if kind is Kind.MEMBER:
+            config += f'\n[cluster]\nbind = "127.0.0.1:{free_port()}"\nlease = 60\nview_lease = 90\n'
+        (folder / "motorcade.toml").write_text(config)
+        yield stack.enter_context(_serving(tree, python, folder, line))
+
+
+@contextmanager
+def _serving(tree: Path, python: Path, folder: Path, more: Sequence[str]) -> Iterator[int]:
     port = free_port()
     out = folder / "callgrind.out"
     line = [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}", "--quiet"),
-        *(str(python), "-m", "motorcade", "serve", "--config", str(INSTRUCTIONS / "motorcade.toml")),
+        *(str(python), "-m", "motorcade", "serve", "--config", str(folder / "motorcade.toml")),
         *("--mqtt", f"127.0.0.1:{port}", "--ws", "off", "--http", "off", "--data", str(folder / "data")),
+        *more,
     ]
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONHASHSEED": "0"}
     log = folder / "log"
@@ -470,13 +494,15 @@ def _node(tree: Path, python: Path, folder: Path) -> Iterator[int]:
         node.wait()
 
 
-def measure(tree: Path, names: Iterable[str], rounds: int, python: Path) -> dict[str, float]:
+def measure(
+    tree: Path, names: Iterable[str], rounds: int, python: Path, kind: Kind = Kind.EMBEDDED
+) -> dict[str, float]:
     """Count the instructions per message of some paths, on a node of its own for each."""
     counts: dict[str, float] = {}
     for name in names:
         with (
             TemporaryDirectory(prefix="motorcade-instructions-") as folder,
-            _node(tree, python, Path(folder)) as port,
+            _node(tree, python, Path(folder), kind) as port,
             PATHS[name][1](port) as play,
         ):
             play()
@@ -494,6 +520,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=PATHS, help=f"these paths: {', '.join(PATHS)}")
     parser.add_argument("--tree", type=Path, default=REPOSITORY, help="sources to measure (this repository)")
     parser.add_argument("--beside", type=Path, metavar="TREE", help="other sources to measure in the same run")
+    parser.add_argument(
+        "--member", action="store_true", help="a member of a cluster, alone, beside a node without links; both on Redis"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="rounds of each conversation that are counted (2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there")
     parser.add_argument(
@@ -513,8 +542,11 @@ def _run(args: argparse.Namespace) -> int:
         raise BenchError("valgrind is not installed; on Debian: `apt-get install valgrind` as root")
     python = REPOSITORY / ".venv" / "bin" / "python"
     names = args.only or list(PATHS)
-    counts = measure(args.tree.resolve(), names, args.rounds, python)
-    if args.beside:
+    tree = args.tree.resolve()
+    counts = measure(tree, names, args.rounds, python, Kind.MEMBER if args.member else Kind.EMBEDDED)
+    if args.member:
+        others, title = measure(tree, names, args.rounds, python, Kind.LONE), "lone node"
+    elif args.beside:
         others, title = measure(args.beside.resolve(), names, args.rounds, python), "beside"
     else:
         others, title = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}, "expected"
@@ -531,7 +563,7 @@ def _run(args: argparse.Namespace) -> int:
     print("\n".join(markdown_table(["path", "one is", "instructions", title, "ratio"], rows)))
     if args.json:
         args.json.write_text(json.dumps({name: round(count) for name, count in counts.items()}, indent=2) + "\n")
-    if args.keep:
+    if args.keep and not args.member:
         kept = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
         COUNTS.write_text(
             json.dumps({**kept, **{name: round(count) for name, count in counts.items()}}, indent=2) + "\n"
