@@ -693,7 +693,10 @@ def _link_options(config: Config) -> LinkOptions:
 
 
 #: Beginnings of the keys that should be alike on all nodes of a cluster, since a client may be served by any of them.
-COMPARED = ("session.", "plugins.", "cluster.patience", "store.durability")
+COMPARED = (
+    *("session.", "plugins.", "cluster.patience", "store.durability"),
+    *("limits.max_packet_size", "limits.flapping_"),
+)
 
 
 def _compared(loaded: LoadedConfig) -> dict[str, str]:

@@ -79,9 +79,14 @@ class Member:
         return self.is_alive and not self.standing
 
     @property
-    def auth(self) -> dict[str, str]:
+    def process(self) -> NodeProcess:
+        """The process that runs now, with its log."""
         assert self._process is not None, "there is none"
-        return self._process.auth
+        return self._process
+
+    @property
+    def auth(self) -> dict[str, str]:
+        return self.process.auth
 
     async def start(self) -> None:
         """Start, and wait until the node is ready."""
