@@ -29,6 +29,8 @@ import msgspec
 
 from tests.chaos.cluster_cast import ClusterCast
 from tests.chaos.cluster_faults import WEIGHTS, Faults
+from tests.chaos.cluster_features import FEATURES, config_of
+from tests.chaos.cluster_features import report as report_features
 from tests.chaos.cluster_judge import Ledger, Verdict, judge
 from tests.chaos.cluster_members import Member, Trio
 from tests.chaos.cluster_node import SWITCHES
@@ -62,6 +64,7 @@ class Options:
     kinds: tuple[str, ...] = tuple(WEIGHTS)
     forget: bool = False
     retained: bool = False
+    features: tuple[str, ...] = tuple(FEATURES)
     without: str = ""
     first: bool = False  #: no more faults happen after the first finding
     patience: float = 60.0  #: seconds until a probe that has not arrived will never come
@@ -84,6 +87,7 @@ class Outcome:
     traced: int = 0
     errors: Counter[str] = field(default_factory=Counter)  #: events of this level in the logs
     found_after: float = 0.0  #: seconds until the first finding that was known before the end
+    features: list[str] = field(default_factory=list)  #: what they tell
 
 
 class Run:
@@ -99,7 +103,9 @@ class Run:
         engine = "redis" if options.redis == "lone" else "redis+cluster"
         self.store = ClusterStore(engine, forgets=options.forget, clock=self.ledger.clock)
         self.ledger.lapses = self.store.lapses
-        self.trio = Trio(self.store, data, lease=options.lease, without=options.without)
+        self.trio = Trio(
+            self.store, data, lease=options.lease, more=config_of(options.features), without=options.without
+        )
         kinds = tuple(kind for kind in options.kinds if kind != "forget" or options.forget)
         self.log: TextIO = (data / "faults.log").open("w")
         self.faults = Faults(self.trio, self.random, kinds, self._note)
@@ -121,6 +127,7 @@ class Run:
                 rate=self.options.rate,
                 slack=self.ledger.slack,
                 retained=self.options.retained,
+                features=self.options.features,
             )
             await self.cast.enter()
             self.cast.play()
@@ -144,6 +151,9 @@ class Run:
         verdict = judge(self.ledger)
         for kind, words in (*self.troubles, *self.trio.troubles):
             verdict.add(kind, words)
+        features = self.cast.features if hasattr(self, "cast") else []
+        for feature in features:
+            feature.judge(verdict)
         return Outcome(
             self.options,
             verdict,
@@ -156,6 +166,7 @@ class Run:
             traced,
             self._errors(),
             self.found_after,
+            list(report_features(features)),
         )
 
     async def _rounds(self, began: float) -> None:
@@ -179,14 +190,16 @@ class Run:
 
     async def _settle(self, after: str) -> None:
         """Everybody rests; then nothing may be left, and a word from each member reaches everybody."""
-        self.cast.flowing.clear()
+        self.cast.rest()
         await asyncio.sleep(self.options.lease + SETTLED)
         await self._until_nothing_is_left(after)
         await self.cast.speak(after, self.options.patience)
         await self.cast.look(self.options.patience)
+        for feature in self.cast.features:
+            await feature.at_rest()
         if not self.found_after and await self._has_found():
             self.found_after = self.ledger.clock() - self.began
-        self.cast.flowing.set()
+        self.cast.go_on()
 
     async def _has_found(self) -> bool:
         """Whether there is a finding already. With `first` all is judged that does not depend on what comes later."""
@@ -201,19 +214,21 @@ class Run:
         end = self.ledger.clock() + self.options.patience
         words = ""
         while self.ledger.clock() < end:
-            words = self._left()
+            words = await self._left()
             if not words:
                 return
             await asyncio.sleep(LOOK)
         self.ledger.odd("left behind", f"after {after}: {words}")
         self._note(f"left behind: {words}")
 
-    def _left(self) -> str:
+    async def _left(self) -> str:
         found = [
             f"{name} has not got {len(owed)}, first {owed[0].name} (acknowledged {owed[0].acknowledged:.3f})"
             for name, owed in self.cast.owed().items()
         ]
         found += [f"{flow.name} is unanswered (sent {flow.sent[0]:.3f})" for flow in self.cast.open_flows()[:5]]
+        for feature in self.cast.features:
+            found += await feature.left()
         return "; ".join(found)
 
     async def _end(self) -> None:
@@ -224,6 +239,8 @@ class Run:
         while self.ledger.clock() < end and unpublished_wills(self.ledger):  # noqa: ASYNC110 - no event for it
             await asyncio.sleep(LOOK)
         await self.cast.look(self.options.patience, final=True)
+        for feature in self.cast.features:
+            await feature.end()
         self.cast.check()
 
     # -- telling
@@ -325,6 +342,9 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         f"progress      stuck {verdict.count('stuck')}, left behind {verdict.count('left behind')}; slowest probe "
         f"{verdict.slowest:.2f} s"
     )
+    for words in outcome.features:
+        kind, _, rest = words.partition(": ")
+        yield f"{kind:<13} {rest}"
     yield f"fences        {verdict.count('fence')} violations in {outcome.traced} decisions"
     excused = ", ".join(f"{kind} {count}" for kind, count in sorted(verdict.excused.items())) or "nothing"
     yield f"excused       {excused}; the store has forgotten {outcome.lapses} times"
@@ -344,6 +364,14 @@ def _kinds(words: str) -> tuple[str, ...]:
     return kinds
 
 
+def _features(words: str) -> tuple[str, ...]:
+    names = tuple(words.split(",")) if words else ()
+    for name in names:
+        if name not in FEATURES:
+            raise ValueError(f"no feature {name!r}; there are {', '.join(FEATURES)}")
+    return names
+
+
 def _options(arguments: list[str]) -> list[Options]:
     line = parser("tests.chaos.cluster", __doc__, rounds="as --faults", data=True)
     line.add_argument("--faults", type=int, default=0, help="how many there are, one or two at a time")
@@ -354,6 +382,7 @@ def _options(arguments: list[str]) -> list[Options]:
     line.add_argument("--kinds", type=_kinds, default=tuple(WEIGHTS), help=f"faults: {','.join(WEIGHTS)}")
     line.add_argument("--forget", action="store_true", help="a cluster of nine, whose fail-overs forget")
     line.add_argument("--retained", action="store_true", help="with retained messages")
+    line.add_argument("--features", type=_features, default=tuple(FEATURES), help=f"some of {','.join(FEATURES)}")
     line.add_argument("--without", choices=SWITCHES, default="", help="what is switched off")
     line.add_argument("--first", action="store_true", help="end with the first finding; so does --without")
     line.add_argument("--patience", type=float, default=Options.patience, help="seconds until a probe is missing")

@@ -7,6 +7,7 @@
                   paho-1    paho at QoS 1
     live          one at each member and one that moves: no session, another receiver on each connection (judge, rule 6)
     others        doomed clients leave wills to watcher, setter and looks: retained messages
+    features      queues, streams and compacted queues: `cluster_features`
     probers       one at each member: what they say after a fault must reach everybody
 
 Whoever moves goes in peace, by a reset, or without a word: then the old member believes it to be there. Clients do not
@@ -21,12 +22,13 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any
 
 from tests.chaos.client import SESSION_EXPIRY, Deliver, Gone, StrictClient, dial, read_packet
-from tests.chaos.cluster_judge import CLIENT, Arrival, Ledger
+from tests.chaos.cluster_features import FEATURES, Feature
+from tests.chaos.cluster_judge import CLIENT, Arrival, Ledger, homes_of
 from tests.chaos.cluster_members import Member, Trio
 from tests.chaos.judge import NEVER, Debts, Delivery, Probe, Publication, Receiver, Retained, Will, Window
 from tests.chaos.messages import any_size, make_payload, read_payload
@@ -35,6 +37,8 @@ from tests.support import wire
 from tests.support.wire import Address, Packet
 
 LOAD = "chaos/load/#"
+ROOT = "load"
+PLAIN = 3  #: times that something is said to plain subscribers, for once to a feature
 TOPICS = 3  #: of each publisher and QoS
 KEPT = 12  #: topics with retained messages
 SERIES = 3  #: how many of these change at the same time
@@ -191,9 +195,17 @@ class ClusterCast:
     """Everybody but the members."""
 
     def __init__(
-        self, trio: Trio, ledger: Ledger, random: Random, *, rate: float, slack: float, retained: bool
+        self,
+        trio: Trio,
+        ledger: Ledger,
+        random: Random,
+        *,
+        rate: float,
+        slack: float,
+        retained: bool,
+        features: Iterable[str] = (),
     ) -> None:
-        """`rate`: messages per second of each publisher."""
+        """`rate`: messages per second of each publisher; `features`: their names."""
         self.trio = trio
         self.ledger = ledger
         self.random = random
@@ -212,11 +224,13 @@ class ClusterCast:
         self._tasks: list[asyncio.Task[None]] = []
         self._make_publishers()
         self._make_receivers()
+        self.features: list[Feature] = [FEATURES[name](self) for name in features]
+        self._roots = [ROOT] * PLAIN + [feature.root for feature in self.features if feature.root]
         self._debts = Debts(ledger)
 
     # -- the cast
 
-    def _strict(
+    def strict(
         self,
         name: str,
         version: int,
@@ -231,12 +245,12 @@ class ClusterCast:
 
     def _make_publishers(self) -> None:
         members = list(self.trio.members.values())
-        self.moving_publishers = [self._strict("pub-a", 5), self._strict("pub-b", 4)]
-        self.staying_publisher = self._strict("pub-c", 5, at=self.places.near(members[0]))
-        self.setter = self._strict("setter", 5)
-        self.watcher = self._strict("watcher", 5, deliver=self._take_will)
+        self.moving_publishers = [self.strict("pub-a", 5), self.strict("pub-b", 4)]
+        self.staying_publisher = self.strict("pub-c", 5, at=self.places.near(members[0]))
+        self.setter = self.strict("setter", 5)
+        self.watcher = self.strict("watcher", 5, deliver=self._take_will)
         self.probers = {
-            member.name: self._strict(f"prober-{member.name}", 5, at=self.places.at(member)) for member in members
+            member.name: self.strict(f"prober-{member.name}", 5, at=self.places.at(member)) for member in members
         }
         random = Random(self.random.random())  # its own: it runs in its own thread
 
@@ -262,7 +276,7 @@ class ClusterCast:
 
         def take_part(name: str, version: int, receiver: str = "", **options: Any) -> StrictClient:
             into = self.ledger.receiver(receiver or name, shared=bool(receiver))
-            client = self._strict(name, version, self._write_down(into, name), **options)
+            client = self.strict(name, version, self.write_down(into, name), **options)
             self.receivers[client] = into
             return client
 
@@ -290,9 +304,9 @@ class ClusterCast:
         self.live[-1].stays = False
 
     def _live(self, name: str, choose: Callable[[], Address]) -> LiveClient:
-        return LiveClient(name, choose, self.ledger, self._write_down, self.slack)
+        return LiveClient(name, choose, self.ledger, self.write_down, self.slack)
 
-    def _write_down(self, receiver: Receiver, member: str) -> Deliver:
+    def write_down(self, receiver: Receiver, member: str) -> Deliver:
         def take(packet: Packet, connection: int) -> None:
             name = read_payload(packet.payload)
             now = self.ledger.clock()
@@ -315,7 +329,7 @@ class ClusterCast:
             one.start()
         for paho in (self.paho_receiver, self.paho_publisher):
             await asyncio.to_thread(paho.start)
-        everything = [
+        everything: list[Coroutine[Any, Any, Any]] = [
             client.subscribe(self.receivers[client], LOAD, 2)
             for client in (self.steady, self.mover, self.sleeper, self.slow)
         ]
@@ -324,30 +338,46 @@ class ClusterCast:
             for member in self.group
         ]
         everything.append(self.watcher.subscribe(None, "chaos/will/#", 1))
+        everything += [feature.enter() for feature in self.features]
         await asyncio.gather(*everything)
         await asyncio.to_thread(self.paho_receiver.granted.wait)
 
     def play(self) -> None:
         """Begin the load."""
-        self.flowing.set()
+        self.go_on()
         acts: list[tuple[str, Coroutine[Any, Any, None]]] = [
             (client.name, self._publish(client)) for client in (*self.moving_publishers, self.staying_publisher)
         ]
         restless = [(client, 1.0, 5.0) for client in self.moving_publishers]
         restless += [(self.mover, 0.1, 3.0), (self.setter, 1.0, 6.0)]
-        acts += [(client.name, self._move(client, least, most)) for client, least, most in restless]
-        acts += [(client.name, self._move(client, 3.0, 15.0)) for client in (*self.group, self.slow, self.watcher)]
-        acts += [("toggler", self._toggle()), ("toggler", self._move(self.toggler, 2.0, 10.0))]
+        acts += [(client.name, self.move(client, least, most)) for client, least, most in restless]
+        acts += [(client.name, self.move(client, 3.0, 15.0)) for client in (*self.group, self.slow, self.watcher)]
+        acts += [("toggler", self._toggle()), ("toggler", self.move(self.toggler, 2.0, 10.0))]
         acts += [("sleeper", self._sleep()), ("live-mover", self._move_live())]
         acts += [("doomed", self._doom()) for _ in range(DOOMED)]
+        for feature in self.features:
+            acts += feature.acts()
         if self.retained:
             acts += [("setter", self._keep(series)) for series in range(SERIES)]
         self._tasks = [asyncio.create_task(act, name=name) for name, act in acts]
 
+    def rest(self) -> None:
+        """Everybody stays where it is and is silent."""
+        self.flowing.clear()
+        for feature in self.features:
+            feature.rest()
+
+    def go_on(self) -> None:
+        """Habits go on."""
+        self.flowing.set()
+        for feature in self.features:
+            feature.go_on()
+
     async def end_load(self, patience: float) -> None:
         """Nothing new is published, everybody comes back and stays."""
         self.stopping.set()
-        self.flowing.set()
+        self.rest()
+        self.go_on()
         self.paho_publisher.finish()
         for client in self.clients:
             client.come_back()
@@ -377,6 +407,8 @@ class ClusterCast:
             await client.stop()
         for paho in (self.paho_publisher, self.paho_receiver):
             await asyncio.to_thread(paho.stop)
+        for feature in self.features:
+            await feature.exit()
 
     # -- what is left to be done
 
@@ -387,7 +419,7 @@ class ClusterCast:
         for name, owed in self._debts.owed().items():
             if "#" in name or name in asleep:
                 continue
-            homes = [CLIENT + client for client in self.ledger.members_of.get(name, [name])]
+            homes = homes_of(self.ledger, self.ledger.receivers[name])
             windows = self.ledger.receivers[name].windows
             left = [each for each in owed if not self._excused(homes, windows, each)]
             if left:
@@ -409,19 +441,38 @@ class ClusterCast:
         """Each prober says something, which must reach everybody who is awake: durable receivers, and the live ones
         that stay connected.
         """
-        await asyncio.gather(*(self._speak(after, name, patience) for name in self.probers))
+        words = [self._speak(after, name, patience) for name in self.probers]
+        for feature, name in itertools.product(self.features, self.probers):
+            if feature.root:
+                words.append(self._speak(after, name, patience, feature))
+            else:
+                words.append(self._speak_of(after, name, patience, feature))
+        await asyncio.gather(*words)
 
-    async def _speak(self, after: str, member: str, patience: float) -> None:
+    async def _speak_of(self, after: str, member: str, patience: float, feature: Feature) -> None:
+        """Say something that only a feature knows of."""
+        arrival = Arrival(after, member, self.ledger.clock(), missing="the end")
+        self.ledger.arrivals.append(arrival)
+        arrival.missing = await feature.speak(self.probers[member], patience)
+        if not arrival.missing:
+            arrival.arrived = self.ledger.clock()
+
+    async def _speak(self, after: str, member: str, patience: float, feature: Feature | None = None) -> None:
         prober = self.probers[member]
-        publication, payload = self._compose(prober.name, 1, self.random, topic=0)
+        root = feature.root if feature is not None else ROOT
+        publication, payload = self._compose(prober.name, 1, self.random, topic=0, root=root)
         arrival = Arrival(after, member, self.ledger.clock())
         self.ledger.arrivals.append(arrival)
         live = {client: client.receiver for client in self.live}
+
+        def missing_now() -> list[str]:
+            return feature.missing(publication.name) if feature is not None else self._missing(publication.name, live)
+
         try:
             async with asyncio.timeout(patience):
                 self.ledger.publications[publication.name] = publication
                 await prober.publish(publication, payload)
-                while missing := self._missing(publication.name, live):
+                while missing := missing_now():
                     arrival.missing = ", ".join(missing)
                     await asyncio.sleep(0.02)
         except TimeoutError:
@@ -446,10 +497,12 @@ class ClusterCast:
 
     # -- publishing
 
-    def _compose(self, publisher: str, qos: int, random: Random, topic: int | None = None) -> tuple[Publication, bytes]:
+    def _compose(
+        self, publisher: str, qos: int, random: Random, topic: int | None = None, root: str = ROOT
+    ) -> tuple[Publication, bytes]:
         self._numbers[publisher] += 1
         number = self._numbers[publisher]
-        place = f"chaos/load/{publisher}/q{qos}/{random.randrange(TOPICS) if topic is None else topic}"
+        place = f"chaos/{root}/{publisher}/q{qos}/{random.randrange(TOPICS) if topic is None else topic}"
         name = f"{publisher}:{number:06}:q{qos}:{place[-1]}"
         return Publication(name, publisher, place, number, qos), make_payload(name, any_size(random))
 
@@ -458,17 +511,19 @@ class ClusterCast:
             await self.flowing.wait()
             burst = self.random.choices((1, 4, 12), (0.8, 0.15, 0.05))[0]
             for _ in range(burst):
-                publication, payload = self._compose(client.name, self.random.choice((0, 1, 1, 2, 2)), self.random)
+                qos = self.random.choice((0, 1, 1, 2, 2))
+                root = self.random.choice(self._roots) if qos else ROOT
+                publication, payload = self._compose(client.name, qos, self.random, root=root)
                 if publication.qos:
                     await client.publish(publication, payload)
                 elif not client.publish_unacknowledged(publication, payload):
                     continue
                 self.ledger.publications[publication.name] = publication
-            await self._pause(self.random.expovariate(self.rate / burst))
+            await self.pause(self.random.expovariate(self.rate / burst))
 
     # -- habits
 
-    async def _pause(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         """Wait, but not beyond the end of the load; go on only while habits do."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.stopping.wait(), seconds)
@@ -478,9 +533,9 @@ class ClusterCast:
         """Seconds before an acknowledgement of the slow one, which hurries up while nobody publishes."""
         return self.random.expovariate(1 / 0.002) if self.flowing.is_set() and not self.stopping.is_set() else 0.0
 
-    async def _move(self, client: StrictClient, least: float, most: float) -> None:
+    async def move(self, client: StrictClient, least: float, most: float) -> None:
         while not self.stopping.is_set():
-            await self._pause(self.random.uniform(least, most))
+            await self.pause(self.random.uniform(least, most))
             if self.stopping.is_set() or not client.is_wanted:
                 continue
             how = self.random.choices(("goodbye", "reset", "abandon"), (0.3, 0.4, 0.3))[0]
@@ -492,7 +547,7 @@ class ClusterCast:
 
     async def _move_live(self) -> None:
         while not self.stopping.is_set():
-            await self._pause(self.random.uniform(1.0, 8.0))
+            await self.pause(self.random.uniform(1.0, 8.0))
             for client in self.live:
                 if not client.stays:
                     client.move()
@@ -502,9 +557,9 @@ class ClusterCast:
             self.sleeper.leave(politely=self.random.random() < 0.5)
             wake_up = self.faults + self.random.randint(1, 5)
             while self.faults < wake_up and not self.stopping.is_set():
-                await self._pause(0.2)
+                await self.pause(0.2)
             self.sleeper.come_back()
-            await self._pause(self.random.uniform(0.5, 6.0))
+            await self.pause(self.random.uniform(0.5, 6.0))
 
     async def _toggle(self) -> None:
         topics = [
@@ -520,7 +575,7 @@ class ClusterCast:
                 await self.toggler.unsubscribe(held.pop(topic))
             else:
                 held[topic] = await self.toggler.subscribe(self.receivers[self.toggler], topic, 2)
-            await self._pause(self.random.uniform(0.0, 1.0))
+            await self.pause(self.random.uniform(0.0, 1.0))
 
     # -- retained messages
 
@@ -535,7 +590,7 @@ class ClusterCast:
             outgoing = await self.setter.publish(publication, value, retain=True)
             self.ledger.retained[topic].append(Retained(value, publication))
             await outgoing.done.wait()
-            await self._pause(self.random.expovariate(self.rate / SERIES))
+            await self.pause(self.random.expovariate(self.rate / SERIES))
 
     async def look(self, patience: float, *, final: bool = False) -> None:
         """Look at the retained messages at each member, when nothing has changed for a while."""
@@ -581,7 +636,7 @@ class ClusterCast:
             kind = self.random.choices(("cut", "left", "back"), (0.3, 0.4, 0.3))[0]
             with contextlib.suppress(Gone):
                 await self._die(kind)
-            await self._pause(self.random.uniform(0.0, 1.0))
+            await self.pause(self.random.uniform(0.0, 1.0))
 
     async def _die(self, kind: str) -> None:
         name, version = f"doomed-{next(self._doomed)}", self.random.choice((4, 5))

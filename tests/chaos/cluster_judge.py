@@ -75,6 +75,7 @@ class Ledger(History):
         super().__init__()
         self.lapses: Sequence[Forgotten] = []
         self.members_of: dict[str, list[str]] = {}  #: clients of a shared subscription, by receiver
+        self.homes: dict[str, list[str]] = {}  #: by receiver, of one whose loss is not that of its clients' homes
         self.arrivals: list[Arrival] = []
         self.violations: list[str] = []  #: of fences, from the traces of the store
         self.slack = 0.0  #: seconds after which a look sees what was acknowledged
@@ -160,7 +161,7 @@ def judge(ledger: Ledger) -> Verdict:
     """Compare what was promised with what came."""
     verdict = Verdict(reconnects=ledger.reconnects, looks=len(ledger.probes), wills=len(ledger.wills))
     for receiver, window, when in ledger.broken:
-        homes = _clients(ledger, receiver)
+        homes = homes_of(ledger, receiver)
         lapses = [each for each in ledger.lapses if any(each.concerns(home, 0.0, when) for home in homes)]
         window.left = min(window.left, when)
         window.leaving = min(window.leaving, max((each.began for each in lapses), default=when))
@@ -186,13 +187,15 @@ def judge(ledger: Ledger) -> Verdict:
     return verdict
 
 
-def _clients(ledger: Ledger, receiver: Receiver) -> list[str]:
+def homes_of(ledger: Ledger, receiver: Receiver) -> list[str]:
     """The homes whose loss is a loss of this receiver."""
+    if receiver.name in ledger.homes:
+        return ledger.homes[receiver.name]
     return [CLIENT + name for name in ledger.members_of.get(receiver.name, [receiver.name.partition("#")[0]])]
 
 
 def _judge_receiver(ledger: Ledger, timeline: Timeline, receiver: Receiver, verdict: Verdict) -> None:
-    homes = _clients(ledger, receiver)
+    homes = homes_of(ledger, receiver)
     copies: dict[str, list[Delivery]] = {}
     for delivery in receiver.deliveries:
         if delivery.name in ledger.publications:
@@ -287,7 +290,9 @@ def _judge_copies(
     # One copy for each time the publisher sent it may come on a connection; more would be repeated on an open one.
     most = max(Counter((copy.member, copy.connection) for copy in copies).values())
     if copies[0].qos == 1 and most > len(publication.sent):
-        verdict.add("repeated on one connection", f"{receiver.name} got {name} {len(copies)} times")
+        excused = any(ledger.excuses(home, copies[0].at, copies[-1].at) for home in homes)
+        words = f"{receiver.name} got {name} {len(copies)} times"
+        verdict.blame("repeated on one connection", words, excused=excused)
 
 
 def _began_within(windows: dict[str, list[Window]], publication: Publication) -> bool:

@@ -8,6 +8,7 @@ goodbye or does not, acknowledges at once, late, in any order, refuses some, and
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
@@ -24,12 +25,28 @@ KEYS = 12  #: of a producer in each queue
 REFUSED = 0x83
 
 
-class Producer:
-    """Publishes until it is told to end, then waits for the last answer."""
+def _at(address: Address | Callable[[], Address]) -> Address:
+    return address() if callable(address) else address
 
-    def __init__(self, number: int, address: Address, places: Sequence[Place], random: Random, rate: float) -> None:
+
+class Producer:
+    """Publishes until it is told to end, then waits for the last answer.
+
+    `address` may be a function, which is asked before each connection.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        address: Address | Callable[[], Address],
+        places: Sequence[Place],
+        random: Random,
+        rate: float,
+    ) -> None:
         self.publications: list[Publication] = []
         self.happened: Callable[[], None] = lambda: None  #: an answer has come
+        self.flowing = asyncio.Event()  #: else it publishes nothing new
+        self.flowing.set()
         self.ending = asyncio.Event()
         self._name = f"producer-{number}"
         self._version = 4 + number % 2
@@ -37,6 +54,7 @@ class Producer:
         self._places = places
         self._random = random
         self._rate = rate
+        self._writer: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
         """Connect again and again."""
@@ -46,9 +64,15 @@ class Producer:
             except Gone:
                 await asyncio.sleep(RETRY)
 
+    def move(self) -> None:
+        """Break the connection: what has no answer may be there or not."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
     async def _connection(self) -> None:
         connect = wire.connect_packet(self._name, version=self._version, keepalive=0)
-        reader, writer, connack = await dial(self._address, connect, self._version)
+        reader, writer, connack = await dial(_at(self._address), connect, self._version)
+        self._writer = writer
         waiting: dict[int, Publication] = {}
         try:
             if connack.reason:
@@ -65,11 +89,12 @@ class Producer:
     async def _publish(self, writer: asyncio.StreamWriter, waiting: dict[int, Publication]) -> None:
         number = 0
         while not writer.is_closing():
+            await self.flowing.wait()
             if len(waiting) < IN_FLIGHT:
                 number += 1
                 place = self._random.choice(self._places)
                 key = f"{self._name}/{self._random.randrange(KEYS)}"
-                publication = Publication(place, key, len(self.publications))
+                publication = Publication(place, key, len(self.publications), sent=time.monotonic())
                 self.publications.append(publication)
                 waiting[number % 60_000 + 1] = publication
                 payload = b"%d %s" % (publication.value, b"x" * self._random.choice((0, 50, 1500)))
@@ -83,19 +108,22 @@ class Producer:
 
     def _heard(self, packet: Packet, waiting: dict[int, Publication]) -> None:
         if packet.type == wire.PUBACK:
-            waiting.pop(packet.packet_id or 0).reason = packet.reason or 0
+            publication = waiting.pop(packet.packet_id or 0)
+            publication.reason, publication.answered = packet.reason or 0, time.monotonic()
             self.happened()
         elif packet.type == wire.DISCONNECT:
             raise Gone
 
 
 class Consumer:
-    """A client that consumes one queue in a hurried way, until it is told to be steady."""
+    """A client that consumes one queue in a hurried way, while it is not told to be steady."""
 
-    def __init__(self, story: Story, address: Address, random: Random, process: Callable[[], int]) -> None:
+    def __init__(
+        self, story: Story, address: Address | Callable[[], Address], random: Random, process: Callable[[], int]
+    ) -> None:
         self.story = story
         self.open = asyncio.Event()  #: it may connect
-        self.steady = asyncio.Event()  #: from now on it stays, and acknowledges at once
+        self.steady = asyncio.Event()  #: while this is set it stays, and acknowledges at once
         self.happened: Callable[[], None] = lambda: None  #: it has written an acknowledgement
         self.odd: list[str] = []  #: what no node may do
         self._address = address
@@ -131,7 +159,7 @@ class Consumer:
             self.story.client, version=self._version, clean=not lasting, keepalive=0, properties=properties
         )
         process = self._process()
-        reader, writer, connack = await dial(self._address, connect, self._version)
+        reader, writer, connack = await dial(_at(self._address), connect, self._version)
         visit = Visit(process)
         try:
             if connack.reason:
@@ -210,12 +238,10 @@ class Consumer:
         writer.write(wire.publish_packet(topic, b"%d" % number, qos=1, packet_id=self._next_id()))
 
     async def _leave(self, writer: asyncio.StreamWriter, visit: Visit) -> None:
-        """After a while, with a word or without, unless it has become steady."""
-        try:
-            await asyncio.wait_for(self.steady.wait(), self._random.uniform(0.1, 2.0))
-            return
-        except TimeoutError:
-            pass
+        """After a while, with a word or without, unless it is steady then."""
+        await asyncio.sleep(self._random.uniform(0.1, 2.0))
+        while self.steady.is_set():  # noqa: ASYNC110 - it is never cleared again, or soon
+            await asyncio.sleep(self._random.uniform(0.1, 2.0))
         if self._random.random() < 0.5:
             writer.write(wire.disconnect_packet(version=self._version))
             visit.polite = True

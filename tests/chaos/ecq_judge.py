@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from tests.chaos.findings import Findings
 
@@ -43,6 +44,8 @@ class Publication:
     key: str
     value: int
     reason: int | None = None  #: of the answer; None: none came
+    sent: float = 0.0
+    answered: float = inf
 
     @property
     def is_acknowledged(self) -> bool:
@@ -106,12 +109,18 @@ class Verdict(Findings):
 Stored = Mapping[Place, Mapping[str, tuple[int, int]]]  #: number and value of each key, at the end
 
 
-def judge(publications: Sequence[Publication], stories: Sequence[Story], stored: Stored) -> Verdict:
-    """The whole truth about one run."""
+def judge(
+    publications: Sequence[Publication],
+    stories: Sequence[Story],
+    stored: Stored,
+    known: set[tuple[Place, str, int]] | None = None,
+) -> Verdict:
+    """The whole truth about one run. `known`: what was published, if that is more than what is judged."""
     found = Verdict(len(publications), sum(one.is_acknowledged for one in publications))
     _kept(found, publications, stored)
     _numbers(found, stories, stored)
-    known = {(one.place, one.key, one.value) for one in publications}
+    if known is None:
+        known = {(one.place, one.key, one.value) for one in publications}
     for story in stories:
         _delivered(found, story, known, stored.get(story.place, {}))
         _visits(found, story)

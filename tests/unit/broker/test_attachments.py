@@ -100,6 +100,19 @@ def test_what_is_stored_before_a_member_hears_that_it_has_a_client_is_not_missed
     assert [b"late"] == [bytes(packet.payload) for packet in peer.take() if isinstance(packet, Publish)]
 
 
+def test_a_client_that_is_lost_as_it_comes_gets_its_connack_first(members: Members) -> None:
+    """It is claimed elsewhere in the turn in which it is let in. [MQTT-3.14.0-1]"""
+    a = members.nodes[0]
+    a.hooks.add("client.connected", Callback(lambda client: a.attachments.lost(client.client_id), 0, "test"))
+    peer = a.peer()
+    peer.send(Connect("car", 5, clean_start=False, properties=LASTING))
+    members.turn()
+    connack, disconnect = peer.take()
+    assert isinstance(connack, Connack) and ReasonCode.SUCCESS == connack.reason
+    assert isinstance(disconnect, Disconnect) and ReasonCode.SESSION_TAKEN_OVER == disconnect.reason
+    assert not peer.open
+
+
 def test_plugins_hear_that_a_session_is_no_longer_here(members: Members) -> None:
     """It moves, falls asleep, or was displaced; not if it ends."""
     a, b, c = members.nodes
