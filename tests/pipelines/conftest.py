@@ -20,6 +20,7 @@ from motorcade.cli import _pipeline, app
 from motorcade.pipelines import runner, session
 from motorcade.pipelines.sources.store_cache import store_cache
 from tests.pipelines import queries
+from tests.support.logs import log_put_back
 from tests.support.redis import RedisCluster, RedisServer
 
 Command = Callable[..., Result]
@@ -76,8 +77,9 @@ def command(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
-    """Close the stores that this process has opened for reading."""
-    yield
+    """Close the stores that this process has opened for reading, and put back the log: commands configure it."""
+    with log_put_back():
+        yield
     store_cache.close()
 
 

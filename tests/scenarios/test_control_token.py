@@ -19,6 +19,7 @@ from motorcade.core.errors import ConfigError
 from motorcade.http.token import find_token, own_token, point, read_token, users_listening
 from tests.support.commands import run
 from tests.support.local import LocalNode
+from tests.support.logs import log_put_back
 from tests.support.wire import PATIENCE
 
 
@@ -121,4 +122,5 @@ def test_a_token_is_not_shown_to_another_user_in_the_place_of_the_node(tmp_path:
 def test_a_token_of_the_data_folder_goes_to_no_other_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     own_token(tmp_path / "motorcade-data")
-    assert None is find_store(StoreFlags(), "192.0.2.1:18083", None, ask=False, told=False).token
+    with log_put_back():
+        assert None is find_store(StoreFlags(), "192.0.2.1:18083", None, ask=False, told=False).token
