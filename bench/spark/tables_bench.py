@@ -246,7 +246,7 @@ def spark_ingest(spark: SparkSession, url: str, place: Path) -> Measured:
     with (
         RunDir(place / "run", "ingest", {}) as folder,
         Ingestion(
-            spark, folder, place / "lake", IngestSource(url, "stream", "telemetry"), types, ingests.Options()
+            spark, folder, place / "lake", IngestSource(url, "stream", "telemetry"), types, ingests.IngestOptions()
         ) as one,
     ):
         one.open({"stream": "telemetry"})

@@ -1,4 +1,4 @@
-"""What an operator sees of clients, and does to them: a list in pages, one client in full, sending one away.
+"""Clients for operators: list them in pages, show one in full, send one away.
 
 Everything handed out is a copy. `LocalClients` is about the clients of this node; with several nodes `cluster_clients`
 puts together what each of them tells.
@@ -130,7 +130,7 @@ class ClientPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kicked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was done to a client that was to go."""
+    """The outcome of sending a client away."""
 
     client_id: str
     result: str

@@ -6,8 +6,8 @@
     kick ─▶ this member ─▶ all others at once ─▶ claim the client, and end its session
 
 Rule 1: a member that does not answer in time is named in the answer, and what is told is what is known without it.
-Rule 2: a client that is attached to a member that does not answer is taken from it when it is kicked: whatever it still
-        does there is nobody's decision any more (`attachments`).
+Rule 2: a client that is attached to a member that does not answer is taken from it when it is kicked: what it still
+        does there has no effect on its session any more (`attachments`).
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class Copyable(Protocol):
     async def backup(self, to: Path) -> None: ...
 
 
-class Membership(Protocol):
+class MembershipStatus(Protocol):
     """The membership of this node in a cluster."""
 
     def troubles(self) -> list[tuple[str, str]]:
@@ -250,7 +250,7 @@ class Control:
         self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
         self.directory: Directory = LocalClients(broker)  #: of the whole cluster, once this node is a member
         self.nodes: Nodes = LocalNode(broker)  #: likewise
-        self.membership: Membership | None = None  #: of this node in its cluster; set by the node
+        self.membership: MembershipStatus | None = None  #: of this node in its cluster; set by the node
         self._broker = broker
         self._broker_state = broker.state
         self._plugins = plugins

@@ -92,7 +92,7 @@ class Siblings:
 
 @dataclass(slots=True)
 class Process:
-    """What stays when a node joins its cluster again as another incarnation, in the same process."""
+    """The state of a process that outlives one incarnation of its node: a fenced node joins again as another one."""
 
     stopping: asyncio.Event  #: a signal has asked for the end
     lives: int = 0
@@ -287,7 +287,7 @@ class Node:
         await sessions.restore()
 
     async def _enter(self, store: Store) -> None:
-        """Become a member that serves nobody yet. What it makes from now on has its number."""
+        """Join the cluster as a member that serves no client yet. Ids that it makes from now on have its number."""
         config = self._loaded.config
         links = _link_options(config)
         options = MemberOptions(
@@ -505,7 +505,7 @@ class Node:
 
 
 class _DrainHost:
-    """What a drain needs of its node (`node_control.DrainHost`)."""
+    """The node's side of a drain (`node_control.DrainHost`)."""
 
     def __init__(
         self, node: Node, member: ClusterMember, attachments: Attachments, process: Process, *, restarts: bool

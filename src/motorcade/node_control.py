@@ -1,4 +1,4 @@
-"""What an operator sees of nodes, and does to them: a list, draining one, letting it leave.
+"""Nodes for operators: list them, drain one, let it leave.
 
     serving ── drain ──▶ draining ── its last client is gone, all sessions are written down ──▶ drained ─ leave ─▶ ends
        ▲                    └──────────────────────────── resume ──────────────────────────────────┘
@@ -35,7 +35,7 @@ MAX_RATE: Final = 1_000_000.0  #: clients per second
 
 
 class DrainAction(StrEnum):
-    """What a node is told."""
+    """The step that a node is asked for."""
 
     DRAIN = auto()
     RESUME = auto()
@@ -43,14 +43,14 @@ class DrainAction(StrEnum):
 
 
 class DrainState(StrEnum):
-    """How far it is."""
+    """The state of a drain."""
 
     DRAINING = auto()
     DRAINED = auto()
 
 
 class NodeOrder(msgspec.Struct, frozen=True):
-    """What a node is told to do."""
+    """An operator's order to a node."""
 
     action: DrainAction
     rate: float = 0.0  #: clients sent away per second; 0: as configured
@@ -69,7 +69,7 @@ class DrainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node tells of its own clients."""
+    """The figures of a node about its own clients."""
 
     state: str  #: of the member, as it knows it itself
     clients: int  #: connected
@@ -158,7 +158,7 @@ class LocalNode:
 
 
 class DrainHost(Protocol):
-    """What a drain needs of its node."""
+    """The node's side of a drain."""
 
     restarts: bool  #: the command that runs it starts it again
 

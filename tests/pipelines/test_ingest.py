@@ -211,7 +211,7 @@ def ingestion(
     reads = {"store": "here", source.kind: source.name}
     with (
         RunDir(place / "run", "ingest", {}) as folder,
-        Ingestion(spark, folder, place / "lake", source, types, ingest.Options(**bounds)) as one,
+        Ingestion(spark, folder, place / "lake", source, types, ingest.IngestOptions(**bounds)) as one,
     ):
         if disk is not None:
             one.lake._disk = disk

@@ -16,7 +16,7 @@ from pyspark.sql import Row, SparkSession
 
 from motorcade.core import topic as topics
 from motorcade.pipelines import ingest, schema
-from motorcade.pipelines.ingest import Options
+from motorcade.pipelines.ingest import IngestOptions
 from motorcade.pipelines.schema import SchemaError, Type
 from tests.support.cases import refusal, unlike
 
@@ -53,12 +53,12 @@ def declared(place: Path, text: str = SCHEMA) -> tuple[Type, ...]:
 
 
 def judged(
-    spark: SparkSession, types: Sequence[Type], given: Sequence[Given], options: Options | None = None
+    spark: SparkSession, types: Sequence[Type], given: Sequence[Given], options: IngestOptions | None = None
 ) -> list[Row]:
     """A row for each record, in their order; the offset is its place."""
     rows = [(number, NOW, topic, payload, b"%016d" % number) for number, (topic, payload) in enumerate(given)]
     frame = spark.createDataFrame(rows, ingest.COLUMNS)
-    found = ingest.classified(ingest.records(frame), types, options or Options()).collect()
+    found = ingest.classified(ingest.records(frame), types, options or IngestOptions()).collect()
     return sorted(found, key=lambda row: offset(row, len(types)))
 
 
@@ -168,9 +168,9 @@ def test_bounds_are_options(spark: SparkSession, tmp_path: Path) -> None:
     types = schema.resolve(declared(tmp_path))
     old, ahead = position(at="1970-01-01T00:00:00Z"), position(at="2026-11-15T12:00:03Z")
     given = [(P, old), (P, ahead), (P, position(vin="v" * 1000))]
-    loose = judged(spark, types, given, Options(max_lateness=0))
+    loose = judged(spark, types, given, IngestOptions(max_lateness=0))
     assert [0, 0, 0] == [row.table for row in loose]
-    tight = judged(spark, types, given, Options(max_lateness=60, max_ahead=2, max_payload=900))
+    tight = judged(spark, types, given, IngestOptions(max_lateness=60, max_ahead=2, max_payload=900))
     assert ["too_late", "in_future", "too_large"] == [row.dead.reason for row in tight]
 
 

@@ -14,8 +14,8 @@ Rule 2: who loses a client ends its connection, writes its session down, and det
         (`drained`), or that one is fenced: the fence of a home does not cover what its client writes elsewhere
         (retained messages, keys that replace). What is under way counts until its outcome is known, answered or not:
         also messages of QoS 0, the will, and what the old one itself waits for (`under_way`). A client whose connection
-        broke is detached when that is settled, unless another member asks for it: who attaches a client that nobody has
-        knows of nobody to wait for.
+        broke is detached when that is settled, unless another member asks for it: a member that attaches a client which
+        is attached nowhere does not know that it should wait.
 Rule 3: a session whose client is away belongs to no member. It is written down and forgotten here; what it must get is
         appended by the publishers' members, and its end and its will are due in its cell (`steward`).
 Rule 4: claims of one client follow each other; a client that comes back while it leaves is claimed again after that.
@@ -59,21 +59,21 @@ COLLECTIONS: Final = (SESSIONS, SUBSCRIPTIONS, AWAITING)  #: what is read with a
 
 
 class Attaching(Enum):
-    """How far a client is attached to this member."""
+    """The state of a client's attachment to this member."""
 
     CLAIMING = auto()
     ATTACHED = auto()
     LEAVING = auto()
 
 
-class Claim(NamedTuple):
-    """For what a client is claimed."""
+class ClientClaim(NamedTuple):
+    """A claim of a client: for which kind of session."""
 
     lasting: bool  #: its session outlives the connection
     clean: bool  #: what it had before is to end
 
 
-ADOPTION: Final = Claim(lasting=True, clean=False)  #: no client is there: something of its session is due
+ADOPTION: Final = ClientClaim(lasting=True, clean=False)  #: no client is there: something of its session is due
 
 
 class AttachedClient:
@@ -93,7 +93,7 @@ class AttachedClient:
         "told_to",
     )
 
-    def __init__(self, client_id: str, claim: Claim) -> None:
+    def __init__(self, client_id: str, claim: ClientClaim) -> None:
         self.id = client_id
         self.claim = claim
         self.state = Attaching.CLAIMING
@@ -196,13 +196,13 @@ class Attachments:
         `lasting`: its session outlives the connection, so replicas have to confirm it. `clean`: what it had before is
         to end. The commit fails with the error of the store.
         """
-        return self._begin(client_id, Claim(lasting=lasting, clean=clean))
+        return self._begin(client_id, ClientClaim(lasting=lasting, clean=clean))
 
     def adopt(self, client_id: str) -> Commit[None]:
         """Claim a client for what is due of it, unless a member that is alive has it: the commit fails then."""
         return self._begin(client_id, ADOPTION)
 
-    def _begin(self, client_id: str, claim: Claim) -> Commit[None]:
+    def _begin(self, client_id: str, claim: ClientClaim) -> Commit[None]:
         client = self._clients.get(client_id)
         if client is not None and client.state is Attaching.LEAVING:  # rule 4
             again: Commit[None] = Commit()

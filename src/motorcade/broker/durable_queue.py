@@ -365,7 +365,7 @@ class DurableQueue:
             self.session.go_on()
 
     def confirmed(self, last: int) -> None:
-        """Read on: everything up to an entry is committed now, whether or not anybody has told of it."""
+        """Read on: everything up to an entry is committed now, announced or not."""
         self.confirm(last)
         if self.open and last > self.cursor:
             self.unread = True

@@ -1,4 +1,4 @@
-"""What clients of this node want live, as its peers have to know it.
+"""Interest: the filters that clients of this node want live, as its peers have to know them.
 
     subscribe, unsubscribe ─▶ counts per filter (`Audience`) ─▶ first one, last one ─┐
     a member of a group comes, goes ─▶ counts per group ─────────────────────────────┴▶ [ changes ] ─▶ flush: items

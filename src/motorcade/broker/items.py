@@ -1,4 +1,4 @@
-"""What members say to each other about messages: the items of the relay, as bytes.
+"""The items of the relay, as bytes: messages, hints and interest, from member to member.
 
 | kind | body | meaning |
 |---|---|---|
@@ -39,7 +39,7 @@ GONE: Final = "gone"
 
 
 class InterestItem(msgspec.Struct, array_like=True, gc=False):
-    """What is wanted; all that was not named since is as it was."""
+    """Filters whose interest has changed; those that are not named are as they were."""
 
     filters: list[tuple[str, int]]  #: flags, see `remote_router`; 0: nothing any more
     #: `$share/{group}/{filter}`, members that are there: those that take everything live, and durable ones.

@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of one connection, and of all together."""
 
     max_packet_size: int = 1024 * 1024  #: bytes, both ways; announced in CONNACK
-    max_connect_size: int = 16 * 1024  #: bytes of the CONNECT packet, before anybody is let in
+    max_connect_size: int = 16 * 1024  #: bytes of the CONNECT packet, before the client is authenticated
     connect_timeout: float = 5.0  #: seconds from the TCP connection to the last byte of CONNECT
     auth_timeout: float = 30.0  #: seconds from there until the client is let in or refused
     max_connections: int = 100_000  #: network connections of this node

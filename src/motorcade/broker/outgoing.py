@@ -1,10 +1,10 @@
-"""What is collected for peers before it is sent: packets of one read, and hints of one message."""
+"""Batches for peers: packets of one read, and hints of one message, collected and sent together."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from motorcade.broker.remote_router import Links
+from motorcade.broker.remote_router import PeerGroup
 from motorcade.commit import Commit
 from motorcade.storage.ports import Appended, Draft
 
@@ -24,11 +24,11 @@ class Outgoing:
         self._relay = relay
         self._head = head
         self._data = data
-        self._links: Links | None = None
+        self._links: PeerGroup | None = None
         self._start = self._end = self._count = 0
         self.size = 0  #: bytes of messages whose publisher waits for the peers
 
-    def add(self, links: Links, start: int, end: int, count: int) -> None:
+    def add(self, links: PeerGroup, start: int, end: int, count: int) -> None:
         """Add packets data[start:end]."""
         if links is self._links and start == self._end:
             self._end = end

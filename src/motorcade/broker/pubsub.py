@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from motorcade.broker.frames import Frame, frame_of, is_released, message_of, qos_of
 from motorcade.broker.limits import Limits
-from motorcade.broker.remote_router import DURABLE, LIVE, Links
+from motorcade.broker.remote_router import DURABLE, LIVE, PeerGroup
 from motorcade.broker.router import Router, Routes, first_level
 from motorcade.broker.session import Session
 from motorcade.broker.session_context import SessionContext
@@ -119,14 +119,14 @@ Receivers = tuple[Session, ...]
 NO_RECEIVERS: tuple[Receivers, Receivers, Receivers, Receivers, Receivers] = ((), (), (), (), ())
 
 
-class Elsewhere:
+class RemoteReceivers:
     """The receivers of a topic on other nodes."""
 
     __slots__ = ("addressed", "all", "asleep", "groups", "is_here", "live", "subscribers")
 
     def __init__(
         self,
-        links: tuple[Links | None, Links | None],
+        links: tuple[PeerGroup | None, PeerGroup | None],
         subscribers: tuple[Target[Subscriber], ...],
         groups: tuple[SharedGroup, ...],
         addressed: tuple[AddressedClient, ...],
@@ -198,7 +198,7 @@ class Route:
         targets: list[Target[Session]],
         groups: tuple[SharedGroup, ...],
         hooks: Hooks,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteReceivers | None = None,
     ) -> None:
         self.topic = topic
         self.stale = False

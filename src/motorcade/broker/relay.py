@@ -34,8 +34,8 @@ from motorcade.broker.frames import message_of as frame_message
 from motorcade.broker.frames import read_varint
 from motorcade.broker.interest import OF_ONE_NODE, Interest
 from motorcade.broker.outgoing import Hints, Outgoing
-from motorcade.broker.pubsub import Copy, Elsewhere, GroupPeer, Route, Search, SharedGroup, Target
-from motorcade.broker.remote_router import Links, RemoteRouter
+from motorcade.broker.pubsub import Copy, GroupPeer, RemoteReceivers, Route, Search, SharedGroup, Target
+from motorcade.broker.remote_router import PeerGroup, RemoteRouter
 from motorcade.broker.subscribers import AddressedClient, Subscriber, Subscribers
 from motorcade.clock import time
 from motorcade.commit import Commit, joined
@@ -212,7 +212,7 @@ class Relay:
 
     # -- routes
 
-    def elsewhere(self, topic: str, groups: Sequence[SharedGroup], search: Search | None) -> Elsewhere | None:
+    def elsewhere(self, topic: str, groups: Sequence[SharedGroup], search: Search | None) -> RemoteReceivers | None:
         """Return who gets messages of a topic on other nodes."""
         if topic.startswith(OF_ONE_NODE):
             return None
@@ -232,7 +232,7 @@ class Relay:
             return None
         addressed = tuple(map(AddressedClient, named))
         here = self._state.registry.sessions.__contains__
-        return Elsewhere(links, tuple(targets.values()), spread, addressed, self.asleep, here)
+        return RemoteReceivers(links, tuple(targets.values()), spread, addressed, self.asleep, here)
 
     def heard(self, topic: str) -> bool:
         """Return True if a client elsewhere would get a message of a topic."""
@@ -279,7 +279,7 @@ class Relay:
         self._collected = Outgoing(self, items.live_head(client, version), data)
         return self._collected
 
-    def send_packets(self, links: Links, body: bytes, count: int) -> None:
+    def send_packets(self, links: PeerGroup, body: bytes, count: int) -> None:
         """Send packets as they came in."""
         for peer in links.peers:
             self._send(peer, items.LIVE, body, count, droppable=links.droppable)
@@ -295,7 +295,7 @@ class Relay:
         if not droppable:
             self._told[peer] = None
 
-    def forward(self, message: Message, elsewhere: Elsewhere, now: float) -> int:
+    def forward(self, message: Message, elsewhere: RemoteReceivers, now: float) -> int:
         """Send a message to the peers that want it live, and keep it for sessions that sleep; to how many it goes."""
         count = 0
         links = elsewhere.live if message.qos else elsewhere.all

@@ -156,7 +156,7 @@ def _is_simple(filter_: str) -> bool:
 Wants = tuple[tuple[Peer, int], ...]  #: peers and their flags
 
 
-class Links:
+class PeerGroup:
     """Some peers that get the same messages."""
 
     __slots__ = ("droppable", "peers")
@@ -175,7 +175,7 @@ class Links:
 
 
 class RemoteRouter:
-    """What the peers want live."""
+    """The interest of the peers: routes a topic to those that want it live."""
 
     __slots__ = ("_changed", "_forget", "_left", "_links", "_peers", "_shared", "table")
 
@@ -186,7 +186,7 @@ class RemoteRouter:
         self._forget = forget
         self._peers: dict[Peer, None] = {}  # those that are alive
         self._shared: dict[Wants, Wants] = {}
-        self._links: dict[tuple[tuple[Peer, ...], bool], Links] = {}
+        self._links: dict[tuple[tuple[Peer, ...], bool], PeerGroup] = {}
         self._left: list[str] | None = None  # filters that may have a peer that is gone
 
     def join(self, peer: Peer) -> None:
@@ -234,7 +234,7 @@ class RemoteRouter:
         self._shared = {wants: wants for wants in self._shared if not any(one[0] not in self._peers for one in wants)}
         return False
 
-    def resolve(self, topic: str, search: Matching[str] | None = None) -> tuple[Links | None, Links | None]:
+    def resolve(self, topic: str, search: Matching[str] | None = None) -> tuple[PeerGroup | None, PeerGroup | None]:
         """Return the peers that get messages of a topic: those of QoS 0, and those of QoS 1 and 2."""
         found: dict[Peer, int] = {}
         for _, wants in self.table.found(topic, search):
@@ -247,11 +247,11 @@ class RemoteRouter:
         live = tuple(peer for peer in wanting if found[peer] & LIVE)
         return self._linked(wanting, droppable=True), self._linked(live, droppable=False) if live else None
 
-    def _linked(self, peers: tuple[Peer, ...], *, droppable: bool) -> Links:
+    def _linked(self, peers: tuple[Peer, ...], *, droppable: bool) -> PeerGroup:
         """Return one object for the same peers: the fast path sends what goes to the same ones together."""
         links = self._links.get((peers, droppable))
         if links is None:
             if len(self._links) >= SHARED:
                 self._links.clear()
-            links = self._links[peers, droppable] = Links(peers, droppable=droppable)
+            links = self._links[peers, droppable] = PeerGroup(peers, droppable=droppable)
         return links

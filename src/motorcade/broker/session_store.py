@@ -253,7 +253,7 @@ class SessionStore:
     async def _remove_ours(self, session: Session, filters: Sequence[str]) -> None:
         try:
             await self._remove(session, filters)
-        except StoreFencedError:  # whoever has claimed the client sees to what is left
+        except StoreFencedError:  # the member that has claimed the client removes the rest
             if self.attachments is None:
                 raise
             self.attachments.lost(session.client_id)

@@ -4,8 +4,8 @@
     connects at a peer ──────────────────────────────────────────────────────────────┴▶ too many ─▶ banned
     banned ─▶ record and note in one batch ─▶ every member refuses the name, also one that starts later
 
-Rule 1: a name that connects once is told to nobody, so that a storm of clients costs no member more than its share. The
-        first connect of a name at each member is therefore missing at the others.
+Rule 1: a name that connects once is not told to other members, so that a storm of clients costs no member more than
+        its share. The first connect of a name at each member is therefore missing at the others.
 Rule 2: while the store is away, a ban holds at the member that has found it.
 """
 
@@ -47,7 +47,7 @@ _decode_ban = msgspec.msgpack.Decoder(Ban).decode
 
 
 class SharedBans(Flapping):
-    """What `Flapping` is on a lone node."""
+    """`Flapping` for all members: connects are counted, and clients banned, together."""
 
     __slots__ = ("_cluster", "_state", "_store", "_untold")
 

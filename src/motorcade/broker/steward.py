@@ -1,4 +1,4 @@
-"""What is due of sessions that are attached to no member: their end, their will, and clients of members that died.
+"""The steward of detached sessions: expiry, wills, and the sessions of members that died.
 
     every second, for each cell this member is the steward of:
         due times  ──▶ claim the client as if it came ──▶ its session ends, or its will is published ──▶ put to sleep
@@ -37,7 +37,7 @@ PAGE: Final = 1000  #: due times of a cell read at once
 
 
 class Steward:
-    """What one member does for the cells it is the steward of."""
+    """Expires sessions and publishes wills in the cells that this member is the steward of."""
 
     def __init__(self, cluster: Cluster, store: Store, attachments: Attachments) -> None:
         self._cluster = cluster

@@ -44,7 +44,7 @@ RELOAD_STEP: Final = 500  #: clients of a cell that is read again, in one turn o
 
 
 class SubscriptionNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What has changed."""
+    """A change of one durable subscription."""
 
     member: str  #: that has written it
     client_id: str
@@ -58,7 +58,7 @@ _decode = msgspec.msgpack.Decoder(SubscriptionNote).decode
 
 
 class SubscriptionFeed:
-    """What members tell each other of durable subscriptions."""
+    """Notes about durable subscriptions, written to the store and read by all members."""
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ def ingest(
         from motorcade.pipelines import ingest as ingests  # not without Spark, and `running` says what to do then
         from motorcade.pipelines.ingest_run import Ingestion, IngestSource
 
-        bounds = ingests.Options(max_lateness, max_ahead, max_payload, dedupe_within)
+        bounds = ingests.IngestOptions(max_lateness, max_ahead, max_payload, dedupe_within)
         source = IngestSource(url, kind, name, more)
         with Ingestion(running.spark, running.folder, lake, source, types, bounds) as ingestion:
             ingestion.open(reads, again=again)

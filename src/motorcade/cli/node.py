@@ -173,7 +173,7 @@ def _tell(entry: dict[str, Any]) -> None:
 
 @contextmanager
 def _shown() -> Iterator[Any]:
-    """Show progress on standard error: a line that changes, or one now and then where nobody watches."""
+    """Show progress on standard error: a line that changes, or one now and then if it is no terminal."""
     if sys.stderr.isatty():
         with _progress.display(quiet=False) as screen:
             yield screen.tell

@@ -41,7 +41,7 @@ def _set(file: Path, user: str, password_stdin: bool) -> str:
     # Imported when wanted: what hashes passwords is an extra.
     from motorcade.plugins.access import passwords
 
-    passwords.check_user(user)  # before anybody types a password for nothing
+    passwords.check_user(user)  # before the password is asked for
     password = _read_line() if password_stdin else _ask()
     return "added" if passwords.set_password(file, user, password) else "changed"
 

@@ -1,4 +1,4 @@
-"""What `/metrics` tells of a member: the others, its links, its view, its feeds.
+"""Metrics of a member: the other members, its links, its view, its feeds.
 
 Labels are states and names of nodes: the number of series depends on how many nodes there are.
 """

@@ -46,9 +46,9 @@ from motorcade.cluster.membership import (
     BEATS,
     SERVING,
     ClusterRecord,
-    Found,
     MemberRecord,
     Membership,
+    MembershipChange,
     drift,
     objection,
     other_patterns,
@@ -86,7 +86,7 @@ TELL_AGAIN: Final = 10.0  #: seconds between two lines in the log about what joi
 CLOCKS_APART: Final = 60.0  #: seconds between two looks at the clock of the store
 SUSPENDED: Final = 0.05  #: seconds that the machine was suspended for, at least, to count as such
 DEPARTURE: Final = 2.0  #: seconds that others may take to confirm what a member sent that leaves
-MAX_UNHELD: Final = 86_400.0  #: seconds; for longer nobody is told how long a view has not held
+MAX_UNHELD: Final = 86_400.0  #: seconds; the longest time that is told for which a view has not held
 MAX_OPTIONS: Final = 512  #: options that are compared with those of others
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -102,7 +102,7 @@ def view_time() -> float:
 
 
 class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What this member is; `node.py` fills them from the configuration."""
+    """Options of this member; `node.py` fills them from the configuration."""
 
     cluster: str  #: name, alike on all members
     name: str  #: of this node
@@ -416,7 +416,7 @@ class ClusterMember:
             self._take(membership.look(records, self._loop.time(), heard))
             self._looked = bool(after.address)
 
-    def _take(self, found: Found) -> None:
+    def _take(self, found: MembershipChange) -> None:
         """Do what a look at the records asks for."""
         for record in found.joined:
             log.info("member_seen", member=record.id, address=record.address, state=str(record.state))
@@ -618,7 +618,7 @@ class ClusterMember:
     def answered(self, link: Link, sent_at: float, body: bytes) -> None:  # noqa: ARG002 - names come as items
         self._look_for_suspension()
         if sent_at <= self._resumed_at:
-            return  # nobody knows how long it was under way
+            return  # sent before this process was suspended: its age is not known
         self.view.answered(link.id, sent_at + self._suspended)
         self._look_at_view()
 
@@ -710,7 +710,7 @@ class ClusterMember:
             wanted[link.id] = number = link.sent
             self.view.confirmed(link.id, LINK, link.acknowledged)
             if number > link.acknowledged:
-                # After that nobody is waited for any more.
+                # After that the peer is not waited for any more.
                 until = self._now() + 2 * self.options.view_lease
                 link.confirm().then(partial(self._acknowledged, link, number, until))
         return self._grant(wanted, LINK)

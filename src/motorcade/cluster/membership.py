@@ -1,4 +1,4 @@
-"""Who is a member, who is dead, and who has to step back. Pure.
+"""Membership: which members are alive, which are dead, and which has to step back. Pure.
 
     JOINING ─ linked with all, all read ─▶ LIVE ─ SIGTERM ─▶ LEAVING ─ its clients are gone ─▶ removed
        └──────────────┴── its counter stands still ──┴─▶ CONDEMNED ─ may not write ─▶ FENCED ─ nothing left ─▶ removed
@@ -7,8 +7,8 @@ Every member has a record in the store, under its id, which it replaces every `B
 counts one more. Each write expects what was stored before, so a member that was condemned finds out by its next one.
 
 Rule 1: a member is dead when its counter has stood still for a lease of an observer's own clock during which the
-        observer's own renewals have succeeded. While the store is away nobody dies.
-Rule 2: nobody but the member itself writes its record, unless it condemns it.
+        observer's own renewals have succeeded. While the store is away no member is taken for dead.
+Rule 2: only the member itself writes its record; another one writes it to condemn it.
 Rule 3: of two members that both renew and have not heard of each other for a lease, the younger one steps back. It
         joins again, and is not live before it has links with all others. A member lists whom it is linked with: who
         is still listed by the older one is not cut off from it.
@@ -37,7 +37,7 @@ ALIVE: Final = SERVING | {MemberState.JOINING}
 
 
 class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What all members share."""
+    """The record that all members share."""
 
     name: str
     store: str  #: random: of the store itself
@@ -45,7 +45,7 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member tells the others through the store."""
+    """The record of one member, by which the others know it."""
 
     name: str
     number: int  #: grows with every start of any member
@@ -70,8 +70,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}~{self.number}"
 
 
-class Found(msgspec.Struct):
-    """What a look at the records has brought."""
+class MembershipChange(msgspec.Struct):
+    """The changes that were found in the records."""
 
     joined: list[MemberRecord] = []
     gone: list[MemberRecord] = []  #: as they were; their records are no longer there, or are fenced since now
@@ -133,13 +133,13 @@ class Membership:
         watched = self._watched.get(member)
         return watched is not None and watched.moved
 
-    def look(self, records: Iterable[MemberRecord], now: float, heard: Mapping[str, float]) -> Found:
+    def look(self, records: Iterable[MemberRecord], now: float, heard: Mapping[str, float]) -> MembershipChange:
         """Take what is stored after a renewal that has succeeded. `heard`: when something came of a member last."""
         if self._looked_at is None or now - self._looked_at > self._lease / 2:
             for watched in self._watched.values():  # rule 1
                 watched.since = now
         self._looked_at = now
-        found = Found()
+        found = MembershipChange()
         stored = {record.id: record for record in records if record.id != self.me.id}
         for id_ in [id_ for id_ in self._watched if id_ not in stored]:
             watched = self._watched.pop(id_)
@@ -153,7 +153,7 @@ class Membership:
             self._judge(watched, now, found)
         return found
 
-    def _look_at(self, watched: _Watched | None, record: MemberRecord, now: float, found: Found) -> None:
+    def _look_at(self, watched: _Watched | None, record: MemberRecord, now: float, found: MembershipChange) -> None:
         if watched is None:
             self._watched[record.id] = _Watched(record, now)
             found.changed = True
@@ -169,7 +169,7 @@ class Membership:
             if record.state is MemberState.FENCED:
                 found.gone.append(before)
 
-    def _judge(self, watched: _Watched, now: float, found: Found) -> None:
+    def _judge(self, watched: _Watched, now: float, found: MembershipChange) -> None:
         record = watched.record
         stood = now - watched.since
         if record.state is MemberState.CONDEMNED:

@@ -33,7 +33,7 @@ _decode_cluster = msgspec.msgpack.Decoder(ClusterRecord).decode
 
 
 class Roster:
-    """What the store has of all members."""
+    """The records of all members in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -65,7 +65,7 @@ class _Grant:
 
 
 class View:
-    """What one member may rely on, and what it may grant."""
+    """The lease on the state of all members: until when this one may rely on it, and what it may grant."""
 
     def __init__(self, lease: float, handled: Callable[[int], int]) -> None:
         """`handled`: the number of the last note of a feed that was handled here."""

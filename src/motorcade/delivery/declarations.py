@@ -1,4 +1,4 @@
-"""What operators declare while nodes run (`extension.declared`): stored, and the same on all members of a cluster.
+"""Declarations of operators while nodes run (`extension.declared`): stored, and the same on all members.
 
     create, change, delete ─▶ record and note in one batch, if the record is the one known here ─▶ in force here
                                                    └─▶ `tell`: all members are asked to look; they answer when they have
@@ -7,7 +7,7 @@
 The one way for streams, queues and capture rules. A feature says what a record means and makes it so; here is how the
 records are written and how members hear of them.
 
-Rule 1: the record is all there is to know. Notes and questions name it, and whoever hears of one reads it. So neither
+Rule 1: the record is all there is to know. Notes and questions name it, and a member that gets one reads it. So neither
         their order nor their number matters, and a member that has missed all of them reads the collection.
 Rule 2: one change at a time: `write` is called, and `changed` is, with `changing` held. Of two members that change the
         same record at once one is refused (`ConflictError`), and knows the other's record after that.
@@ -40,7 +40,7 @@ Changed = Callable[[str, bytes | None], Awaitable[None]]  #: a name, and its rec
 
 @dataclass(frozen=True, slots=True)
 class DeclarationKind:
-    """What the declarations of one feature are called."""
+    """The names of one feature's declarations."""
 
     noun: str  #: in messages: `stream`, `queue`, …
     collection: str  #: of the records, by name

@@ -21,8 +21,8 @@ Rule 5: a record goes with its log; or, where `lasts` says so, that long after i
         cursor it is written again in time (`sweep`). New consumers beyond `max_consumers` of a log, and clients whose
         id the broker has made up (they do not come back), are served like others, but nothing of them is stored.
 Rule 6: where several members write it, the one that a client has left may be late. So a record has a rank, generation
-        and number, and the store keeps the one with the higher rank. Acknowledgements raise the number. What begins
-        anew or farther back, or is rewound, begins a generation: the time of that, in milliseconds, and more than the
+        and number, and the store keeps the one with the higher rank. Acknowledgements raise the number. A reset, a
+        smaller number or a rewind begins a generation: the time of that, in milliseconds, and more than the
         one before. It is not undone by what comes late, and needs no fence. A consumer that comes back is read again.
 """
 
@@ -370,14 +370,14 @@ class ProgressStore:
 
     # -- changes
 
-    def begin(self, progress: Progress, *, anew: bool = False) -> None:
+    def begin(self, progress: Progress, *, reset: bool = False) -> None:
         """Commit where its cursors have begun, unless the store says the same, and will for a while.
 
-        `anew`: not where the client was, but where it says, or where those begin who were nowhere.
+        `reset`: begin a generation, since the client has named a position, or had none before.
         """
         before = progress.number
         progress.gather()
-        if anew or progress.number < before:
+        if reset or progress.number < before:
             self._decide(progress)
         stored = progress.stored
         old = self._options.shared or progress.written_at + self._options.lasts(progress.log) / 2 <= self._now()

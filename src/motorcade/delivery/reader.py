@@ -50,7 +50,7 @@ class Page:
         self.start = start  #: only for the reader that began so; 0: for all
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
+class FoundAgain(msgspec.Struct, frozen=True, gc=False):
     """The messages that are left of those that were refused."""
 
     start: int
@@ -213,7 +213,7 @@ class Reader(FastSource):
         if self.log is not None and start in (0, self.cursor.start):
             self._retry = self.feed.send_later(RETRY, MORE)
 
-    def found(self, found: Found) -> None:
+    def found(self, found: FoundAgain) -> None:
         """Take the messages that are left of those that were refused."""
         self.feed.send(found)
 
@@ -235,7 +235,7 @@ class Reader(FastSource):
         elif what is AGAIN:
             self._again = None
             self._due = True
-        elif isinstance(what, Found):
+        elif isinstance(what, FoundAgain):
             given = self._take_found(what)
         return self._fill(desired, page, given)
 
@@ -318,7 +318,7 @@ class Reader(FastSource):
             self._finding = True
             self.look_up(sorted(self._refused)[:room])
 
-    def _take_found(self, found: Found) -> list[Given]:
+    def _take_found(self, found: FoundAgain) -> list[Given]:
         """Give what was refused again, as far as it is still there; what is not is done with."""
         if found.start != self.cursor.start or self.log is None:
             return []

@@ -12,8 +12,8 @@ from motorcade.extension.cluster import AskError, Cluster
 PATIENCE: Final = 3.0  #: seconds that a member may take to answer an operator
 
 
-class Answers(NamedTuple):
-    """What members have answered."""
+class MemberAnswers(NamedTuple):
+    """The answers of the members, and those that gave none."""
 
     found: dict[str, bytes]  #: by the name of the node
     silent: dict[str, str]  #: nodes that gave no answer, and why
@@ -35,7 +35,7 @@ def name_of(member: str) -> str:
 
 async def ask_all(
     cluster: Cluster, noun: str, body: bytes = b"", members: Iterable[str] | None = None, *, patience: float = PATIENCE
-) -> Answers:
+) -> MemberAnswers:
     """Ask members, the peers if none are named, all at once."""
     asked = [peer.id for peer in cluster.peers] if members is None else list(members)
 
@@ -46,7 +46,7 @@ async def ask_all(
             return str(error)
 
     answers = dict(zip(asked, await asyncio.gather(*map(ask, asked)), strict=True))
-    return Answers(
+    return MemberAnswers(
         {name_of(member): answer for member, answer in answers.items() if isinstance(answer, bytes)},
         {name_of(member): answer for member, answer in answers.items() if isinstance(answer, str)},
     )

@@ -1,6 +1,6 @@
 """Plugin sources from a path that the caller is not trusted with: opened once, checked, and read from there.
 
-The caller of the control port names a path. Between a check of that path and its use, anybody who may write to a
+The caller of the control port names a path. Between a check of that path and its use, any user who may write to a
 folder on the way could put another file there. So every step below a folder that the configuration trusts is opened
 without following links, what was opened is checked, and what is compiled is what was read from it.
 """

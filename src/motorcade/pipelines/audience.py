@@ -121,7 +121,7 @@ _ARROW: Final = pa.schema(
 def chosen(spark: SparkSession, sql: str) -> DataFrame:
     """Return the audience that a query selects: its column `vin`.
 
-    Other statements would be carried out before anybody could refuse them.
+    Spark would carry out other statements before they could be refused.
     """
     parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001 - there is no other way to it
     try:

@@ -100,7 +100,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class IngestOptions:
     """Bounds, in seconds and bytes."""
 
     max_lateness: float = MAX_LATENESS  #: 0: any
@@ -202,7 +202,7 @@ _EXACT: Final = {
 _MICROS_OF_DAY: Final = 86_400_000_000
 
 
-def classified(frame: DataFrame, types: Sequence[Type], options: Options) -> DataFrame:
+def classified(frame: DataFrame, types: Sequence[Type], options: IngestOptions) -> DataFrame:
     """Classify each record of `records`.
 
     time, key        of the record; what it is known by when it comes again
@@ -216,7 +216,7 @@ def classified(frame: DataFrame, types: Sequence[Type], options: Options) -> Dat
     return _placed(timed.withColumn("verdict", _verdict(types, options)), types)
 
 
-def _is_fit(options: Options) -> Column:
+def _is_fit(options: IngestOptions) -> Column:
     """Return whether a record is worth parsing."""
     short = F.octet_length("payload") <= options.max_payload
     return F.coalesce(
@@ -267,7 +267,7 @@ def _is_wrong(number: int) -> Column:
     return F.col(f"parsed_{number}._bad").isNotNull() & _body(number).isNotNull()
 
 
-def _verdict(types: Sequence[Type], options: Options) -> Column:
+def _verdict(types: Sequence[Type], options: IngestOptions) -> Column:
     """Return `reason` and `detail` of the first thing that is wrong with a row, or null if nothing is."""
     size = F.octet_length("payload")
     too_large = F.concat(size.cast("string"), F.lit(f" bytes, of {options.max_payload} at most"))
@@ -281,7 +281,7 @@ def _verdict(types: Sequence[Type], options: Options) -> Column:
     return F.coalesce(unfit, *wrong, _untimely(options))
 
 
-def _untimely(options: Options) -> Column:
+def _untimely(options: IngestOptions) -> Column:
     event = F.col("event")
     early = F.lit(datetime.fromtimestamp(0, UTC))
     if options.max_lateness:

@@ -56,7 +56,7 @@ class Ingestion:
         place: Path,
         source: IngestSource,
         types: tuple[schema.Type, ...],
-        options: ingest.Options,
+        options: ingest.IngestOptions,
     ) -> None:
         self.types = schema.resolve(types)
         self.lake = Lake(place, _run(folder))

@@ -6,7 +6,7 @@ under unique names into a directory that readers ignore, and `lake.py` decides.
     Arrow batch: table | day | late | offset | time | topic | fields of the 1st type | … | of the 2nd | … | dead letters
         └─ by table, by day ─▶ rows that wait, up to BUFFER_BYTES in all ─▶ a file, written as a whole
 
-Rule 1: a file is whole and on the disk before anybody is told of it.
+Rule 1: a file is whole and on the disk before its name is recorded.
 Rule 2: a file that is opened is written and closed. There are as many open files as there is need for: one.
 """
 

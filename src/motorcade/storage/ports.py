@@ -24,7 +24,7 @@ Rule 4: reads see every write that has returned.
 Rule 5: time comes in as an argument, in seconds since the epoch. What has an `expires_at` has expired when
         `now >= expires_at`. Times come back to the millisecond at least. (Leases: see `Coordination`.)
 Rule 6: writes to the same owner, record or stream are applied in the order in which their calls began, whether or not
-        anybody has waited for the earlier ones: a caller may have many in the air and still keep its order.
+        the earlier ones were awaited: a caller may have many in the air and still keep its order.
 Rule 7: names (owners, streams, nodes, leases, keys of records) are any non-empty text without U+0000, up to 65 535
         bytes of UTF-8. A store that is closed answers every call with `StoreError`; closing it again does nothing.
 Rule 8: conditions of a batch (`fence`, `take`, `put` with `expect`) are checked before its first write, against what is
@@ -759,7 +759,7 @@ class AddNote(Struct, frozen=True, gc=False):
 
 
 class SetDue(Struct, frozen=True, gc=False):
-    """When a home wants to be looked at, as part of a batch."""
+    """Set the time at which a home is due, as part of a batch."""
 
     home: str
     at: float
@@ -893,7 +893,7 @@ class Batch:
     def claim(
         self, owners: Sequence[str], claimer: str, limit: int, now: float, skip: Sequence[Sequence[int]] = ()
     ) -> None:
-        """Claim up to `limit` entries (`MAX_CLAIMED` at most) that nobody else has claimed: `Written.claimed`.
+        """Claim up to `limit` entries (`MAX_CLAIMED` at most) that no other writer has claimed: `Written.claimed`.
 
         The oldest of the first mailbox go first, then those of the next; all have one home. Left out is what has
         expired, and what `skip` names for each of them. Fewer than `limit` means that there are no more.

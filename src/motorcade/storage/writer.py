@@ -88,7 +88,7 @@ class WriterCall(msgspec.Struct, eq=False):
     in_doubt: bool = False  #: it may be written; answered when the files tell
 
 
-class Unsettled(msgspec.Struct, frozen=True):
+class UnsyncedTransaction(msgspec.Struct, frozen=True):
     """A transaction that is written, or may be, and is not synced."""
 
     number: int
@@ -127,8 +127,8 @@ class RocksWriter:
         self._options = WriteOptions()
         self._tables: RocksTables | None = None
         self._number = 0  #: of the last transaction
-        self._unsynced: list[Unsettled] = []  #: of the group
-        self._doubtful: list[Unsettled] = []  #: of groups that have failed, oldest first
+        self._unsynced: list[UnsyncedTransaction] = []  #: of the group
+        self._doubtful: list[UnsyncedTransaction] = []  #: of groups that have failed, oldest first
         self._grown: dict[str, int] = {}  #: streams that the group appends to: their last offset
         self._looked_at = 0.0  #: for room, or whether writing is possible again
         self._loop: asyncio.AbstractEventLoop | None = None  #: while calls are taken
@@ -387,11 +387,11 @@ class RocksWriter:
             return
         if not len(batch):
             if self._unsynced:  # it was answered from what these write, and stands or falls with them
-                self._unsynced.append(Unsettled(self._number, part, None, transaction.detached))
+                self._unsynced.append(UnsyncedTransaction(self._number, part, None, transaction.detached))
         else:
             self._number += 1
             batch.put(META_APPLIED, NUMBER.pack(self._number), opened.handles["meta"])
-            self._unsynced.append(Unsettled(self._number, part, transaction.grown, transaction.detached))
+            self._unsynced.append(UnsyncedTransaction(self._number, part, transaction.grown, transaction.detached))
             try:
                 opened.db.write(batch, self._options)
             except Exception as error:  # noqa: BLE001 - the binding knows no other

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from motorcade.cluster.membership import (
     ClusterRecord,
-    Found,
     MemberRecord,
     Membership,
+    MembershipChange,
     drift,
     objection,
     same_name,
@@ -41,10 +41,10 @@ class Looks:
     def put(self, *records: MemberRecord) -> None:
         self.stored |= {one.id: one for one in records}
 
-    def look(self) -> Found:
+    def look(self) -> MembershipChange:
         return self.membership.look([self.membership.me, *self.stored.values()], self.now, self.heard)
 
-    def until(self, end: float, beating: Iterable[str] = ()) -> list[Found]:
+    def until(self, end: float, beating: Iterable[str] = ()) -> list[MembershipChange]:
         """Look every half second; some others count on."""
         found = []
         while self.now < end:
@@ -55,7 +55,7 @@ class Looks:
         return found
 
 
-def condemned(found: Iterable[Found]) -> list[str]:
+def condemned(found: Iterable[MembershipChange]) -> list[str]:
     return [one.id for each in found for one in each.condemn]
 
 

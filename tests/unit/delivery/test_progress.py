@@ -186,7 +186,7 @@ async def test_what_a_member_writes_late_does_not_take_progress_back() -> None:
         else:
             progress.cursors[""] = cursor = Cursor()
             cursor.begin(6)  # beyond what is stored: the old member has 8
-            new.begin(progress, anew=True)
+            new.begin(progress, reset=True)
         await new.flush(progress)
         wanted = {"acknowledged": 9, "rewound": 3, "began": 6}[went_on]
         for _ in range(2):

@@ -62,7 +62,7 @@ class Client:
     def __post_init__(self) -> None:
         self.consumer = QueueConsumer(self.name, "$queue/q", self)
 
-    # -- Subscriber
+    # -- QueueClient
 
     def give(self, consumer: QueueConsumer, entries: list[QueueEntry]) -> None:
         assert consumer is self.consumer

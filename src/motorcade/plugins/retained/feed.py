@@ -8,8 +8,8 @@ Rule 1: the index changes when a note comes, never before. Notes of a topic come
         applied its changes, so all members have the same last message. The changes that this member has written are
         kept until their notes come (`_own`), so nothing is read for them.
 Rule 2: a note has the record if that is small. A larger one is read when its note has come.
-Rule 3: a topic is unsettled while a change of this member is under way, or a record is being read: nobody gets its
-        message before that is over (`settled`), since it may be outdated.
+Rule 3: a topic is unsettled while a change of this member is under way, or a record is being read: no subscriber gets
+        its message before that is over (`settled`), since it may be outdated.
 Rule 4: what was acknowledged on any member before a subscription was known to all of them is in the feeds by then. So
         a subscriber gets messages when its member has followed the feeds to the ends that they have after that. No
         publisher waits for a member, be it dead or slow.
@@ -112,7 +112,7 @@ class Change:
 
 
 class NextChange:
-    """What has come for a topic while a change was being written."""
+    """The newest change of a topic that waits until the one before it is written."""
 
     __slots__ = ("commit", "message")
 
@@ -121,8 +121,8 @@ class NextChange:
         self.commit: Commit[None] = Commit()
 
 
-class Unsettled:
-    """A topic of which nobody gets the message yet."""
+class UnsettledTopic:
+    """A topic whose message no subscriber gets yet."""
 
     __slots__ = ("over", "reasons")
 
@@ -131,7 +131,7 @@ class Unsettled:
         self.over: Commit[None] = Commit()
 
 
-class Recent(NamedTuple):
+class LastChange(NamedTuple):
     """The last change of a topic."""
 
     feed: int
@@ -166,9 +166,9 @@ class RetainedFeed:
         self._backlog = Backlog()  # of these
         self._coming = 0  # topics that the index does not have, of these
         self._growth = 0  # bytes that it will grow by
-        self._unsettled: TopicTree[Unsettled] = TopicTree()
-        self._unread: dict[str, tuple[int, Recent]] = {}  # by topic: which reading of it counts, and for which note
-        self._recent: dict[str, Recent] = {}  # by topic, the oldest first
+        self._unsettled: TopicTree[UnsettledTopic] = TopicTree()
+        self._unread: dict[str, tuple[int, LastChange]] = {}  # by topic: which reading of it counts, and for which note
+        self._recent: dict[str, LastChange] = {}  # by topic, the oldest first
         self._readings = 0
         self._to_read = asyncio.Event()
         self._asking: list[tuple[int, Commit[Ends]]] = []  # feed (-1: all), and who waits for it to be followed
@@ -184,7 +184,7 @@ class RetainedFeed:
     def current(self, filter_: str) -> Commit[Ends]:
         """Return a commit that is done when the index has what was acknowledged anywhere up to now (rule 4).
 
-        Its result are the ends of all feeds; empty: nobody knows them.
+        Its result are the ends of all feeds; empty: they are not known.
         """
         commit: Commit[Ends] = Commit()
         self._asking.append((-1 if is_wildcard(filter_) else self._store.feeds.feed_of(filter_), commit))
@@ -253,7 +253,7 @@ class RetainedFeed:
     def _hold(self, topic: str) -> None:
         unsettled = self._unsettled.get(topic)
         if unsettled is None:
-            unsettled = Unsettled()
+            unsettled = UnsettledTopic()
             self._unsettled.set(topic, unsettled)
         unsettled.reasons += 1
 
@@ -395,17 +395,17 @@ class RetainedFeed:
         topic = note.topic
         change = self._own.get(note.serial) if note.member == self._cluster.me else None
         if change is not None:
-            self._apply(topic, change.message, Recent(feed, number, note.serial, 0))
+            self._apply(topic, change.message, LastChange(feed, number, note.serial, 0))
             self._finish(change)
         elif note.record or not note.size:
             message = self._decoded(topic, note.record) if note.size else None
-            self._apply(topic, message, Recent(feed, number, 0, 0))
+            self._apply(topic, message, LastChange(feed, number, 0, 0))
         else:
-            self._read_later(topic, Recent(feed, number, 0, 0))
+            self._read_later(topic, LastChange(feed, number, 0, 0))
             return
         self._read_no_more(topic)
 
-    def _apply(self, topic: str, message: Message | None, recent: Recent) -> None:
+    def _apply(self, topic: str, message: Message | None, recent: LastChange) -> None:
         counters, now, own = self._counters, self._now(), bool(recent.serial)
         if not own:
             counters["received"] += 1
@@ -435,7 +435,7 @@ class RetainedFeed:
 
     # -- records that are read
 
-    def _read_later(self, topic: str, recent: Recent) -> None:
+    def _read_later(self, topic: str, recent: LastChange) -> None:
         if recent.feed in self._dropped:
             return  # its cell is read again, which has not begun
         self._readings += 1

@@ -130,7 +130,7 @@ class TokenBackend:
         attributes.pop(ACL_ATTRIBUTE, None)
         if self._config.acl_claim and self._config.acl_claim in claims:
             rules = claims[self._config.acl_claim]
-            claimed_rules(rules)  # a claim that is not understood must not let anybody in
+            claimed_rules(rules)  # a claim that is not understood refuses the client
             attributes[ACL_ATTRIBUTE] = json.dumps(rules)
         return attributes
 

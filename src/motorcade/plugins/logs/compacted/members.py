@@ -1,4 +1,4 @@
-"""What members of a cluster tell each other of compacted queues.
+"""Messages between members of a cluster about compacted queues.
 
     append at B ─▶ store ─▶ "its client is attached to A", or "A wants it" ─▶ `stored` ─▶ A: its consumers read on
 
@@ -16,7 +16,7 @@ that a queue was deleted or forgotten.
 Rule 1: the store decides what is in a queue and in which order. An item only says that it is worth looking.
 Rule 2: an item of a member comes unless that member dies. So when members have come or gone, all queues with consumers
         are looked at once, and a consumer of a shared queue looks again when all members know of it.
-Rule 3: whoever appends to a queue that was deleted meanwhile writes its record again: what is stored is always found by
+Rule 3: an append to a queue that was deleted meanwhile writes its record again: what is stored is always found by
         operators and by the collector.
 """
 
@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from motorcade.extension.ask_all import Answers, ask_all
+from motorcade.extension.ask_all import MemberAnswers, ask_all
 from motorcade.extension.cluster import Cluster, Peer
 from motorcade.plugins.logs.compacted.queue import CompactedQueue, Queues
 from motorcade.plugins.logs.compacted.tables import EXCLUSIVE, SHARED
@@ -289,7 +289,7 @@ class CompactedMembers:
 
     # -- operators
 
-    async def ask_all(self, question: str, body: bytes) -> Answers:
+    async def ask_all(self, question: str, body: bytes) -> MemberAnswers:
         """Ask all others."""
         return await ask_all(self.cluster, question, body)
 

@@ -30,7 +30,7 @@ from motorcade.core.message import Message
 from motorcade.core.record import RecordError
 from motorcade.delivery.group import Group, GroupWriter
 from motorcade.delivery.progress import Progress
-from motorcade.delivery.reader import Found, Page, Reader
+from motorcade.delivery.reader import FoundAgain, Page, Reader
 from motorcade.extension.plugin import Spawn
 from motorcade.extension.sources import FastFeed
 from motorcade.plugins.logs.compacted import record
@@ -286,11 +286,11 @@ class CompactedQueue:
                 entries += [entry for entry in found if entry.position == number]
         except StoreError:
             self.queues.counters["consumer_waits_for_store"] += 1
-            reader.found(Found(start, numbers, None))
+            reader.found(FoundAgain(start, numbers, None))
             return
         there = dict(zip(*self._deliverable(entries), strict=True))
         self.queues.counters["given_again"] += len(there)
-        reader.found(Found(start, numbers, there))
+        reader.found(FoundAgain(start, numbers, there))
 
     def _deliverable(self, entries: Iterable[Entry]) -> tuple[list[int], list[Message]]:
         """Return numbers and messages of entries, without those that are too old."""

@@ -50,7 +50,7 @@ class RewindQuestion(msgspec.Struct, array_like=True):
 
 
 class RewindAnswer(msgspec.Struct, array_like=True):
-    """What became of it."""
+    """The outcome of a rewind."""
 
     view: RewindView | None = None
     problem: str = ""

@@ -110,7 +110,7 @@ class QueueEntry(msgspec.Struct, eq=False):
     history: list[Attempt] | None = None
 
 
-class Subscriber(Protocol):
+class QueueClient(Protocol):
     """A client, common to all queues that it consumes."""
 
     @property
@@ -129,7 +129,7 @@ class QueueConsumer:
 
     __slots__ = ("blocked", "entries", "filter", "name", "sent", "subscriber")
 
-    def __init__(self, name: str, filter_: str, subscriber: Subscriber) -> None:
+    def __init__(self, name: str, filter_: str, subscriber: QueueClient) -> None:
         self.name = name
         self.filter = filter_
         self.subscriber = subscriber

@@ -1,4 +1,4 @@
-"""What members of a cluster tell each other of queues.
+"""Messages between members of a cluster about queues.
 
     alone ── a peer comes: what is in memory is claimed ─▶ several members ── all peers are gone ─▶ alone
 
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from motorcade.core.errors import MotorcadeError
-from motorcade.extension.ask_all import Answers, ask_all
+from motorcade.extension.ask_all import MemberAnswers, ask_all
 from motorcade.extension.cluster import AskError, Cluster, Peer
 from motorcade.extension.plugin import Spawn
 from motorcade.plugins.logs.queues.options import QueueOptions
@@ -66,14 +66,14 @@ class Gone(msgspec.Struct, array_like=True, gc=False):
 
 
 class Declaration(msgspec.Struct, array_like=True):
-    """What has become of a queue that operators declare."""
+    """A queue that an operator has declared, changed or deleted."""
 
     name: str
     options: QueueOptions | None  #: None: it was deleted
 
 
 class Consuming(msgspec.Struct, array_like=True):
-    """What a member has of a queue."""
+    """The consumers of a queue on one member."""
 
     clients: list[tuple[str, int, int]]  #: name, messages held, and how many of these were sent
     dead_lettered: int
@@ -306,7 +306,7 @@ class QueueMembers:
 
     # -- operators
 
-    async def ask_all(self, names: Sequence[str]) -> Answers:
+    async def ask_all(self, names: Sequence[str]) -> MemberAnswers:
         """Ask all others what they have of queues."""
         return await ask_all(self.cluster, SHOW, _encode(list(names)))
 

@@ -114,7 +114,7 @@ class Queue:
             if options.priorities == 1:  # else the lowest level goes first, whatever the level of the message: `_trim`
                 append.bound = Bound(options.max_messages, options.max_bytes)
         elif self.dispatcher.claims and not token and not (beside and self._is_full(size)):
-            # How large it is nobody knows but the store: others append and remove, too.
+            # Only the store knows how large it is: other members append and remove, too.
             others = tuple(other.mailbox for other in self.dispatcher.levels.values() if other is not level)
             append.bound = Bound(options.max_messages, options.max_bytes, refuse=True, beside=others)
         elif self._is_full(size):
@@ -182,7 +182,7 @@ class Queue:
         if self.closed:
             return None
         if answer.repeated:
-            self.dispatcher.takes(level, answer.position)  # by another member, perhaps, which told nobody
+            self.dispatcher.takes(level, answer.position)  # perhaps by another member, which has not told
             return None
         if answer.refused:
             counters["refused_full"] += 1

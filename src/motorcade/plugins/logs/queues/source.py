@@ -54,7 +54,7 @@ class QueueSource(FastSource):
         self._inside = False
         self._awake = False
 
-    # -- Subscriber
+    # -- QueueClient
 
     @property
     def room(self) -> int:

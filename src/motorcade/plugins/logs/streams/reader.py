@@ -187,7 +187,7 @@ class StreamSource(Reader):
         progress.gather()
         if cursor.position is None and progress.exists:
             if progress.ahead or progress.number <= stream.tail:
-                self._begin(stream, progress.number, ahead=progress.ahead, anew=False)
+                self._begin(stream, progress.number, ahead=progress.ahead, reset=False)
             else:  # another member has appended; or the store has lost the end of the stream
                 self._service.find_end(stream, lambda known: self._found_end(stream, known=known))
             return
@@ -198,9 +198,9 @@ class StreamSource(Reader):
             after = 0 if position.origin is Origin.EARLIEST else int(position.value) - 1
             self._begin(stream, after, ahead=after > stream.tail)
 
-    def _begin(self, stream: Stream, after: int, *, ahead: bool, anew: bool = True) -> None:
+    def _begin(self, stream: Stream, after: int, *, ahead: bool, reset: bool = True) -> None:
         self.cursor.begin(after, ahead=ahead)
-        self.store.begin(self.progress, anew=anew)
+        self.store.begin(self.progress, reset=reset)
         self.read(stream)
 
     def _begin_at(self, stream: Stream, time: float) -> None:
@@ -216,7 +216,7 @@ class StreamSource(Reader):
         if self._stream is not stream or self.log is not None or not self.attached:
             return  # ended meanwhile
         if known:
-            self._begin(stream, min(self.progress.number, stream.tail), ahead=False, anew=False)
+            self._begin(stream, min(self.progress.number, stream.tail), ahead=False, reset=False)
         else:
             self._timer = self.feed.send_later(RETRY, BEGIN)
 

@@ -43,7 +43,7 @@ from motorcade.plugins.logs.streams.position import PREFIX
 from motorcade.plugins.logs.streams.reader import StreamSource, key_of
 from motorcade.plugins.logs.streams.retention import Trimmer
 from motorcade.plugins.logs.streams.stream import AppendBacklog, Shared, Stream
-from motorcade.plugins.logs.streams.tails import LOOK, End, Tails
+from motorcade.plugins.logs.streams.tails import LOOK, End, StreamTails
 from motorcade.plugins.logs.streams.views import MAX_READERS, ReaderView, ReadingSummary, StreamView
 from motorcade.storage.ports import Store, StoreError, StreamInfo
 
@@ -129,7 +129,7 @@ class StreamService:
         self._finishing = False
         self._context = context
         self._cluster = cluster
-        self._tails: Tails | None = None
+        self._tails: StreamTails | None = None
 
     # -- for the plugin
 
@@ -145,7 +145,7 @@ class StreamService:
         self._declarations.follow()
         context, cluster = self._context, self._cluster
         if cluster is not None:
-            self._tails = Tails(context, cluster, self)
+            self._tails = StreamTails(context, cluster, self)
             context.at_end(cluster.on_ask(READING, self._asked_reading))
             context.at_end(cluster.on_change(self._members_changed))
             context.spawn(self._look_at_tails, "tails")
@@ -543,7 +543,7 @@ class StreamService:
         async with self._changing:
             mark = self._deleting.get(name)
             if mark is None or (self._cluster is not None and mark.by != self._cluster.me):
-                return  # somebody else has finished it
+                return  # another member has finished it
             await self.progress.unwritten.idle()
             await self._drop(name, readers)
             self._log.info("stream_deleted", stream=name)

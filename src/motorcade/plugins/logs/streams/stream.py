@@ -9,7 +9,7 @@ reader that stands before it finds a page, or asks for one (`load`); those who a
 
 Rule 1: the tail follows every append to the stream, whichever part of the node makes it: the store tells (`told`). Of
         the appends of other members these tell (`tails`), while there are readers here.
-Rule 2: what nobody has told of (a write of unknown outcome, another process, a hint that was lost) is found by `look`:
+Rule 2: an append that was not announced (a write of unknown outcome, another process, a lost hint) is found by `look`:
         while readers wait at the tail, at least once per `trim_interval`, and every second beside other members.
 Rule 3: what waits for the store is bounded, over all streams together (`AppendBacklog`). What does not fit is refused
         with `StoreFullError`, which the publisher hears.

@@ -5,9 +5,9 @@
     trimmed here ─▶ the same, with the first offset that is left
     larger than it may be ─▶ `stream.full` to all peers: the steward of its cell trims it
 
-A hint goes only to members that have readers: a stream that nobody reads elsewhere costs an append nothing, and what a
+A hint goes only to members that have readers: a stream without readers elsewhere costs an append nothing, and what a
 member says of its readers is one item when the first one comes and one when the last one goes. Telling all peers would
-cost an item for each group of appends and peer, whoever reads.
+cost an item for each group of appends and peer, with readers or without.
 
 Rule 1: an end is told when the store has confirmed it, so its records can be read when the hint comes.
 Rule 2: hints may be dropped where a link is full. Readers that wait at the tail look once every `LOOK` seconds as well.
@@ -38,7 +38,7 @@ FULL_AGAIN: Final = 1.0  #: seconds until the steward is told again that a strea
 
 
 class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a member knows of a stream."""
+    """The end of a stream, as a member knows it."""
 
     stream: str
     last: int  #: offset given last
@@ -66,8 +66,8 @@ class TailOwner(Protocol):
         """Trim a stream, if that is for this member to do."""
 
 
-class Tails:
-    """What is told to the other members, and what they tell."""
+class StreamTails:
+    """Hints to the other members where streams end, and theirs."""
 
     def __init__(self, context: Context, cluster: Cluster, owner: TailOwner) -> None:
         self._cluster = cluster

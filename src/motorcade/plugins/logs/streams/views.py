@@ -22,7 +22,7 @@ class ReaderView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadingSummary(msgspec.Struct, array_like=True, frozen=True):
-    """How a stream is read on one member."""
+    """The readers of a stream on one member."""
 
     readers: int
     lowest: int  #: offset of the one that is farthest behind
