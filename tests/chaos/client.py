@@ -53,6 +53,10 @@ class Gone(Exception):  # noqa: N818 - a state, not a mistake
     """The connection is over."""
 
 
+class NoConnackError(Gone):
+    """The first packet was another one, which no broker may send."""
+
+
 async def read_packet(reader: asyncio.StreamReader, version: int) -> Packet:
     """The next whole packet; `Gone` at the end of the connection, also in the middle of a packet."""
     try:
@@ -73,7 +77,8 @@ async def dial(
                 writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 writer.write(connect)
                 connack = await read_packet(reader, version)
-                assert connack.type == wire.CONNACK, f"{connack.name} instead of CONNACK"
+                if connack.type != wire.CONNACK:
+                    raise NoConnackError(f"{address} has sent {connack.name} ({connack.reason}) instead of CONNACK")
             except BaseException:
                 writer.transport.abort()
                 raise
@@ -256,7 +261,11 @@ class StrictClient:
         connect = wire.connect_packet(self.name, version=self.version, clean=False, keepalive=0, properties=properties)
         address = self.address() if callable(self.address) else self.address
         self.place = str(address)
-        reader, self._writer, connack = await dial(address, connect, self.version)
+        try:
+            reader, self._writer, connack = await dial(address, connect, self.version)
+        except NoConnackError as error:
+            self.history.odd("stray packet", f"{self.name}, at {self.history.clock():.3f}: {error}")
+            raise
         self._reader = reader
         try:
             if connack.reason:

@@ -51,6 +51,18 @@ FINAL = frozenset({
 })  # fmt: skip
 
 
+#: What shows soonest that something is switched off: decisions of a member that stood still while its client moved; calls
+#: that a member which was found dead sends again; values of a client that moves while its member's writes wait; a member
+#: that hears of nothing.
+SHOWN_BY = {
+    "home-fence": ("stand", "cut", "one-way", "slow"),
+    "member-fence": ("stand", "apart", "apart one-way"),
+    "drain": ("apart", "apart one-way", "stand", "slow", "kill"),
+    "view-lease": ("stand", "apart", "apart one-way", "reset"),
+    "look-again": ("kill", "stand", "one-way", "cut", "reset"),
+}
+
+
 @dataclass
 class Options:
     """What to do in one run."""
@@ -394,7 +406,9 @@ def _options(arguments: list[str]) -> list[Options]:
     runs = [Options(**run) for run in options_of_runs(given, "redis")]
     for run in runs:
         run.forget = run.forget and run.redis == "cluster"
-        run.first = run.first or bool(run.without)
+        if run.without:
+            run.first = run.retained = True
+            run.kinds = SHOWN_BY[run.without] if run.kinds == tuple(WEIGHTS) else run.kinds
     return runs
 
 

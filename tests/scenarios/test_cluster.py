@@ -11,11 +11,13 @@ from itertools import count, product
 import pytest
 
 from tests.scenarios.clients import KINDS, Listeners, RealClient
+from tests.scenarios.witness import metrics
 from tests.support.cluster_nodes import ClusterNodes
 from tests.support.commands import run
 from tests.support.flows import both_versions, lasting, let_pass, numbered, payloads, publish_many, receive_until
 from tests.support.node import NodeProcess
-from tests.support.wire import DISCONNECT, SUBACK, Client, Will, subscribe_packet
+from tests.support.redis import RedisServer, wait_until
+from tests.support.wire import DISCONNECT, PUBACK, SUBACK, Client, Will, publish_packet, subscribe_packet
 
 #: Members that the tests stop for a while are found dead by nobody meanwhile, those that are killed soon.
 OPTIONS = "lease = 2.0\nview_lease = 3.5"
@@ -238,3 +240,91 @@ def test_a_killed_node_takes_nothing_with_it(nodes: ClusterNodes) -> None:
         assert again.connect(name, **lasting(5)).session_present
         assert b"after" == again.receive().payload
         again.disconnect()
+
+
+def given_up(node: NodeProcess) -> float:
+    """Confirmations of other nodes that did not come within `cluster.patience`."""
+    return metrics(node)['motorcade_cluster_link_items_total{event="impatient"}']
+
+
+def dead(node: NodeProcess) -> float:
+    return metrics(node)["motorcade_cluster_condemned_total"]
+
+
+def test_publishers_wait_for_nobody_who_is_dead(nodes: ClusterNodes) -> None:
+    """After a kill messages for durable receivers are answered without a look at the dead. One for its live receivers
+    waits for `cluster.patience` at most, and not at all when it is found dead.
+    """
+    topic, name = unique("nobody"), unique("durable")
+    durable = client(nodes[2], name, **lasting(5))
+    durable.subscribe(f"{topic}/durable", 1)
+    client(nodes[2], unique("live")).subscribe(f"{topic}/live", 1)
+    publishers = [client(node, unique("pub")) for node in nodes.nodes[:2]]
+    for publisher in publishers:
+        publish_many(publisher, f"{topic}/durable", [b"before"], 1)
+        publish_many(publisher, f"{topic}/live", [b"before"], 1)
+    patient, found = [given_up(node) for node in nodes.nodes[:2]], sum(dead(node) for node in nodes.nodes[:2])
+    nodes[2].kill()
+    try:
+        for number in range(20):
+            for publisher in publishers:
+                publish_many(publisher, f"{topic}/durable", [b"%d" % number], 1)
+        assert patient == [given_up(node) for node in nodes.nodes[:2]], "nobody was waited for"
+        for publisher in publishers:
+            publisher.send(publish_packet(f"{topic}/live", b"x", version=5, qos=1, packet_id=60_000))
+            publisher.expect(PUBACK)
+        for node, before in zip(nodes.nodes[:2], patient, strict=True):
+            assert given_up(node) - before <= 1, "it was waited for once, or found dead before that"
+        wait_until(lambda: sum(dead(node) for node in nodes.nodes[:2]) > found, "the killed node is found dead")
+        wait_until(lambda: all(_live(node) == 2 for node in nodes.nodes[:2]), "both know that it is dead")
+        patient = [given_up(node) for node in nodes.nodes[:2]]
+        for publisher in publishers:
+            publish_many(publisher, f"{topic}/live", numbered(20), 1)
+        assert patient == [given_up(node) for node in nodes.nodes[:2]], "nobody was waited for"
+        again = Client(nodes[0], version=5)
+        assert again.connect(name, **lasting(5)).session_present
+        expected = [b"before", b"before", *(b"%d" % number for number in range(20) for _ in publishers)]
+        assert sorted(expected) == sorted(again.receive().payload for _ in expected)
+        again.disconnect()
+    finally:
+        nodes.nodes[2] = nodes.node("n3").start()
+        for one in publishers:
+            one.close()
+
+
+def _live(node: NodeProcess) -> float:
+    return metrics(node)['motorcade_cluster_members{state="live"}']
+
+
+def test_a_fail_over_declares_nobody_dead_and_closes_no_client(
+    nodes: ClusterNodes, request: pytest.FixtureRequest
+) -> None:
+    """For longer than a lease nobody can renew. What is published meanwhile is answered when the store is back."""
+    topic = unique("away")
+    clients = [client(node, unique("live")) for node in nodes.nodes]
+    clients += [client(node, unique("durable"), **lasting(5)) for node in nodes.nodes]
+    for one in clients:
+        one.subscribe(topic, 1)
+    publishers = [client(node, unique("pub")) for node in nodes.nodes]
+    wait_until(lambda: all(_live(node) == 3 for node in nodes.nodes), "all know of each other")
+    found = [dead(node) for node in nodes.nodes]
+    servers = request.getfixturevalue("lone_redis" if "lone" in request.node.name else "cluster_redis")
+    if isinstance(servers, RedisServer):
+        servers.pause()
+        let_pass(4.0)
+        servers.resume()
+    else:
+        victim = servers.masters()[0]
+        victim.kill()
+        wait_until(lambda: len(servers.masters()) == 3, "a replica is promoted")
+        victim.start()
+        servers.wait_healthy()
+    for number, publisher in enumerate(publishers):
+        publisher.publish(topic, b"%d" % number, 1)
+    for one in clients:
+        assert {b"0", b"1", b"2"} == {one.receive().payload for _ in publishers}
+        one.expect_nothing()
+        one.close()
+    assert found == [dead(node) for node in nodes.nodes] and all(_live(node) == 3 for node in nodes.nodes)
+    for publisher in publishers:
+        publisher.close()

@@ -91,6 +91,7 @@ class NoteReader:
         self._room = asyncio.Semaphore(MAX_READING)
         self._unread = 0
         self._read = asyncio.Event()  # all cells were read once
+        self._closed = False
 
     def on_note(self, code: str, handler: NoteHandler, reload: Reload) -> End:
         """Handle notes of a code, see `Cluster.on_note`; `ValueError` if another feature does so already."""
@@ -120,7 +121,8 @@ class NoteReader:
         await self._read.wait()
 
     def close(self) -> None:
-        """Follow the feeds no longer."""
+        """Follow the feeds, and read cells, no longer."""
+        self._closed = True
         if self._tail is not None:
             self._tail.close()
         for task in self._tasks:
@@ -188,7 +190,7 @@ class NoteReader:
 
     def _read_again(self, cell: _Cell, end: FeedEnd | None = None) -> None:
         cell.again = True
-        if cell.reading:
+        if cell.reading or self._closed:
             return
         cell.reading = True
         self._owner.reads(cell.feed)

@@ -113,6 +113,16 @@ def test_a_client_that_is_lost_as_it_comes_gets_its_connack_first(members: Membe
     assert not peer.open
 
 
+def test_who_is_no_member_any_more_reads_no_cell_again(members: Members) -> None:
+    """It may be asked for that after its end, by writes that have failed with it; its store is closed then."""
+    a, _, c = members.nodes
+    members.kill(a)
+    c.run(members.store.inner.close())
+    a.cluster.reload(0)
+    members.turn()
+    assert 0 == a.cluster.notes.reading
+
+
 def test_plugins_hear_that_a_session_is_no_longer_here(members: Members) -> None:
     """It moves, falls asleep, or was displaced; not if it ends."""
     a, b, c = members.nodes
