@@ -51,9 +51,9 @@ FINAL = frozenset({
 })  # fmt: skip
 
 
-#: What shows soonest that something is switched off: decisions of a member that stood still while its client moved; calls
-#: that a member which was found dead sends again; values of a client that moves while its member's writes wait; a member
-#: that hears of nothing.
+#: What shows soonest that something is switched off: decisions of a member that stood still while its client moved;
+#: calls that a member which was found dead sends again; values of a client that moves while writes wait; a member that
+#: hears of nothing.
 SHOWN_BY = {
     "home-fence": ("stand", "cut", "one-way", "slow"),
     "member-fence": ("stand", "apart", "apart one-way"),
