@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -346,3 +347,86 @@ async def test_on_a_cluster_fences_hold_in_every_cell(cluster: RedisCluster) -> 
         assert [] == await store.check()
     for server in cluster.masters():
         assert all(b"closed" == server.command("GET", key) for key in server.client.keys("motorcade:{*}:w:*"))
+
+
+def _put(collection: str, key: str) -> Callable[[Batch, bytes], None]:
+    return lambda batch, value: batch.put(collection, key, value)
+
+
+def _append(owner: str, **more: Any) -> Callable[[Batch, bytes], None]:
+    return lambda batch, value: batch.append([owner], Draft(value, **more), NOW)
+
+
+#: What each feature writes of one thing: the last value counts, or the first one with a token.
+LAST_WORDS: dict[str, tuple[Callable[[Batch, bytes], None], str]] = {
+    "retained": (_put("retained", "t"), "retained"),
+    "compacted": (_append("ecq:car", key=b"kdoor"), "ecq:car"),
+    "last value": (_append("queue:jobs", key=b"kdoor"), "queue:jobs"),
+    "replace": (_append("fanout:VIN", key=b"request"), "fanout:VIN"),
+    "QoS 2 in": (_put("awaiting", pair("car", "7")), "awaiting"),
+    "progress": (_put("ecq-progress", "car"), "ecq-progress"),
+}
+
+
+@pytest.mark.parametrize("feature", LAST_WORDS)
+@pytest.mark.parametrize("after", ["at once", "eleven minutes later", "days later"])
+async def test_the_last_word_is_not_that_of_a_late_writer(
+    server: RedisServer, store: RedisStore, feature: str, after: str
+) -> None:
+    """It was sent before the fence, with an older value, and arrives after another member's newer one."""
+    write, place = LAST_WORDS[feature]
+    async with Relay(server.host, server.port) as relay:
+        late = patient(f"redis://127.0.0.1:{relay.port}", Durability.FAST)
+        await late.open()
+        await late.mailboxes.append(["v"], Draft(b"1"), NOW)
+        closed = next(key for key in keys(server, "{*}:w:*") if late.writer.encode() in key)
+        relay.hold()
+        old, new = Batch(), Batch()
+        write(old, b"old")
+        commit = late.write(old)
+        await asyncio.sleep(0)
+        assert await store.coordination.fence_member(late.writer)
+        write(new, b"new")
+        await store.write(new)
+        if after == "eleven minutes later":
+            assert server.command("PTTL", closed) > 11 * 60 * 1000, "what tells of the fence is there then"
+        elif after == "days later":
+            server.command("DEL", closed)
+        relay.release()
+        with pytest.raises(StoreFencedError):
+            await commit
+        assert commit.refused
+        await late.close()
+    if ":" in place:
+        assert [b"new"] == [entry.body for entry in await store.mailboxes.read(place, 0, 10, NOW)]
+    else:
+        assert [b"new"] == [value async for _, value in store.records.scan(place, NOW)]
+
+
+@pytest.mark.parametrize("days", [False, True], ids=["at once", "days later"])
+async def test_late_acknowledgements_of_a_fenced_member_remove_nothing(
+    server: RedisServer, store: RedisStore, *, days: bool
+) -> None:
+    """They would be true of the entries they are about; what came in their place they never meet, fenced or not."""
+    async with Relay(server.host, server.port) as relay:
+        late = patient(f"redis://127.0.0.1:{relay.port}", Durability.FAST)
+        await late.open()
+        assert 1 == (await late.mailboxes.append(["session:car"], Draft(b"1"), NOW))[0].position
+        closed = next(key for key in keys(server, "{*}:w:*") if late.writer.encode() in key)
+        relay.hold()
+        late_batch = Batch()
+        late_batch.acknowledge("session:car", range(1, 10))
+        late_batch.mark("session:car", 2, 1)
+        commit = late.write(late_batch)
+        await asyncio.sleep(0)
+        assert await store.coordination.fence_member(late.writer)
+        await store.mailboxes.forget("session:car")
+        await store.mailboxes.append(["session:car"], Draft(b"2"), NOW)
+        if days:
+            server.command("DEL", closed)
+        relay.release()
+        with pytest.raises(StoreFencedError):
+            await commit
+        await late.close()
+    (entry,) = await store.mailboxes.read("session:car", 0, 10, NOW)
+    assert (b"2", 0) == (entry.body, entry.mark)
