@@ -72,6 +72,17 @@ async def test_a_mailbox_longer_than_any_page(store: Store) -> None:
     assert [] == await owners(store)
 
 
+async def test_the_owners_of_one_feed_are_those_whose_homes_it_tells_of(store: Store) -> None:
+    names = [f"fanout:v{number}" for number in range(200)]
+    await store.mailboxes.append(names, Draft(b"1"), NOW)
+    for feed in range(len(await store.feeds.ends())):
+        wanted = {name for name in names if store.feeds.feed_of(name.replace("fanout", "client")) == feed}
+        assert wanted == {owner async for owner in store.mailboxes.owners(feed)}
+    for feed in (-1, len(await store.feeds.ends())):
+        with pytest.raises(ValueError, match="feed"):
+            _ = [owner async for owner in store.mailboxes.owners(feed)]
+
+
 async def paged(store: Store, owner: str, limit: int, now: float = NOW) -> list[tuple[bytes, bytes]]:
     """Body and payload of all entries, read page by page; a short page must be the last one."""
     found: list[tuple[bytes, bytes]] = []

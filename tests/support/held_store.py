@@ -138,8 +138,8 @@ class HeldMailboxes:
     async def forget(self, owner: str, fence: Fence | None = None) -> int:
         return await self._wait(lambda: _run(self._inner.forget(owner, fence)), removes=True)
 
-    def owners(self) -> AsyncIterator[str]:
-        return self._inner.owners()
+    def owners(self, feed: int | None = None) -> AsyncIterator[str]:
+        return self._inner.owners(feed)
 
 
 class HeldCoordination:

@@ -560,6 +560,22 @@ class Broker:
             return 0.0
         return session.connected_at if session.link is not None else session.disconnected_at or 0.0
 
+    async def seen_anywhere(self, client_id: str) -> float:
+        """Return the same if its session is here, or sleeps in the store; a `StoreError` may be raised."""
+        here, store = self.last_seen(client_id), self.state.store
+        return here if here or store is None else await store.seen_at(client_id)
+
+    def arriving(self, client_id: str) -> Commit[None] | None:
+        """Return what a client that has come from another node waits for; None: nothing."""
+        attachments = self.state.store.attachments if self.state.store is not None else None
+        return attachments.drained(client_id) if attachments is not None else None
+
+    def under_way(self, client_id: str, commit: Commit[Any]) -> None:
+        """Note something that a plugin writes about a client, until its outcome is known."""
+        attachments = self.state.store.attachments if self.state.store is not None else None
+        if attachments is not None:
+            attachments.under_way(client_id, commit)
+
     def recheck_access(self) -> None:
         """Forget cached access decisions, and take away subscriptions that are no longer allowed."""
         for connection in list(self.connections):

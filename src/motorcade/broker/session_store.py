@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
 from motorcade.broker import session_records as records
@@ -338,6 +340,13 @@ class SessionStore:
         self.addressing = addressing or self.addressing
         self.attachments = self.writer.attachments = attachments
         self.feed = feed
+
+    async def seen_at(self, client_id: str) -> float:
+        """Return when the connection of a client ended whose session sleeps in the store; 0: there is none."""
+        value = await self.store.records.get(SESSIONS, client_id, time())
+        with suppress(msgspec.MsgspecError):
+            return (value is not None and records.decode_session(value).disconnected_at) or 0.0
+        return 0.0
 
     def flush(self, session: Session) -> Commit[None]:
         """Hand to the store what was accepted for a session and what its client has acknowledged."""

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_orig
 import msgspec
 import structlog
 
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import HookError, MotorcadeError, PluginError
 from motorcade.core.message import Message
@@ -78,6 +79,22 @@ class Hub(Protocol):
 
     def last_seen(self, client_id: str) -> float:
         """Return when a client's connection ended, or began if it is connected; 0: it has no session."""
+
+    async def seen_anywhere(self, client_id: str) -> float:
+        """Return the same if its session is here, or sleeps in the store; a `StoreError` may be raised."""
+
+    def arriving(self, client_id: str) -> Commit[None] | None:
+        """Return what a client that has come from another node waits for: all that it has done there is settled.
+
+        None: nothing. Until then that node may still write something about it (`under_way`).
+        """
+
+    def under_way(self, client_id: str, commit: Commit[Any]) -> None:
+        """Note something that a plugin writes about a client, until its outcome is known.
+
+        Another node that the client moves to waits for it (`arriving`), and a client whose connection broke belongs to
+        this node until then. A node by itself does nothing.
+        """
 
     def recheck_access(self) -> None:
         """Forget cached access decisions, and take away subscriptions that are no longer allowed."""

@@ -4,6 +4,7 @@
     session:X  fanout:X  fanout-done:X       session X   ecq-progress X                       client:X
     ecq:X                                    subscription, awaiting  {length of X}:X…
                                              stream-progress, scq-progress  NAME/X
+                                             fanout-untold  POSITION/X
     queue:N  queue:N:LEVEL                   queue N                                          queue:N
     the mailbox it names                     compacted MAILBOX                                that of the mailbox
                                              member, cluster: all keys                        members
@@ -27,7 +28,8 @@ _QUEUE: Final = "queue:"
 
 _WHOLE: Final = frozenset({"session", "ecq-progress"})  #: collections whose key is a client id
 PAIRS: Final = frozenset({"subscription", "awaiting"})  #: whose key begins with a client id and its length
-_LAST: Final = frozenset({"stream-progress", "scq-progress"})  #: whose key ends with a client id, after a slash
+#: Collections whose key ends with a client id, after a slash.
+_LAST: Final = frozenset({"stream-progress", "scq-progress", "fanout-untold"})
 
 #: What the members of a cluster know of each other: read together, and each write may expect what another has put.
 MEMBERS: Final = "members"

@@ -408,7 +408,8 @@ class MemoryMailboxes:
             self.floor = max(self.floor, box.last, box.generation)
         return removed
 
-    async def owners(self) -> AsyncIterator[str]:
+    async def owners(self, feed: int | None = None) -> AsyncIterator[str]:
+        check_feed(feed, 1)
         self._gate.read()
         for owner in [owner for owner, box in self.boxes.items() if box.rows]:
             yield owner

@@ -251,8 +251,12 @@ class Mailboxes(Protocol):
         fence, each of them is refused if it no longer holds.
         """
 
-    def owners(self) -> AsyncIterator[str]:
-        """Yield all owners with entries, in no particular order."""
+    def owners(self, feed: int | None = None) -> AsyncIterator[str]:
+        """Yield all owners with entries, in no particular order.
+
+        `feed`: only those whose homes note their changes in this one (`Feeds`); `ValueError` if there is none of that
+        number.
+        """
 
 
 # -- blobs

@@ -821,9 +821,10 @@ class RedisMailboxes(Port):
             total += removed
         return total
 
-    async def owners(self) -> AsyncIterator[str]:
+    async def owners(self, feed: int | None = None) -> AsyncIterator[str]:
+        check_feed(feed, self._core.cells.count)
         seen: set[bytes] = set()
-        async for _, members in self._core.scan("SSCAN", "o", "COUNT", 500):
+        async for _, members in self._core.scan("SSCAN", "o", "COUNT", 500, only=feed):
             for member in members:
                 if member not in seen:
                     seen.add(member)

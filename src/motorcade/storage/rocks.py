@@ -448,7 +448,8 @@ class RocksMailboxes:
             total += removed
         return total
 
-    async def owners(self) -> AsyncIterator[str]:
+    async def owners(self, feed: int | None = None) -> AsyncIterator[str]:
+        check_feed(feed, 1)
         start = b""
         while True:
             found, go_on = await self._reader.beside(partial(_owners, start))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from motorcade.commit import Commit
 from motorcade.core.client import ClientInfo
 from motorcade.core.message import Message
 from motorcade.core.reasons import ReasonCode
@@ -67,6 +68,15 @@ class MemoryHub:
 
     def last_seen(self, client_id: str) -> float:
         return 0.0
+
+    async def seen_anywhere(self, client_id: str) -> float:
+        return 0.0
+
+    def arriving(self, client_id: str) -> Commit[None] | None:
+        return None
+
+    def under_way(self, client_id: str, commit: Commit[Any]) -> None:
+        """No client moves."""
 
     def recheck_access(self) -> None:
         """Nobody asks."""
