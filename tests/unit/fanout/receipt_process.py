@@ -38,7 +38,7 @@ class ReceiptProcess:
         self.hub = MemoryHub()
         self.context = Context("fanout", self.hub, LOG, Path(), Counter(), set(), store)
         self.counted = self.context.counters
-        parts = Parts(self.context, FanoutConfig(max_requests=max_requests))
+        parts = Parts(self.context, FanoutConfig(max_requests=max_requests), lambda _: None)
         self.counters, self.receipts, self.queries = parts.counters, parts.receipts, parts.queries
         self.positions: Counter[int] = Counter()  # by vehicle
 

@@ -180,7 +180,10 @@ def test_what_was_written_since_a_collection_has_looked_stays(
     scan = MemoryRecords.scan
     decoders: dict[str, Callable[[bytes], DataRecord | BatchRecord]] = {DATA: decode_data, BATCHES: decode_batch}
 
-    async def scanned(self: MemoryRecords, collection: str, now: float) -> AsyncIterator[tuple[str, bytes]]:
+    async def scanned(
+        self: MemoryRecords, collection: str, now: float, feed: int | None = None
+    ) -> AsyncIterator[tuple[str, bytes]]:
+        assert feed is None
         found = [item async for item in scan(self, collection, now)]
         for key, value in found:
             yield key, value

@@ -12,7 +12,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.mqtt.packets import Disconnect, Puback, Publish
 from motorcade.plugins.fanout.counters import RequestCounters
 from motorcade.plugins.fanout.tables import DATA_PREFIX, INGRESS, INTENTS
-from motorcade.storage.ports import StoreError, StoreFullError
+from motorcade.storage.ports import Fence, StoreError, StoreFullError
 from tests.unit.fanout.node import VIN, VINS, FanoutNode, batch, filter_of, in_turn, message_of, packed, taken, topic_of
 
 OPTIONS: dict[str, Any] = {"ack_timeout": 10.0, "retry_delay": 1.0, "retry_delay_max": 4.0, "max_attempts": 3}
@@ -283,10 +283,10 @@ def test_counts_survive_a_checkpoint_that_fails(node: FanoutNode, monkeypatch) -
     write = RequestCounters._write_some
     full = iter([True])
 
-    async def failing(counters: RequestCounters) -> None:
+    async def failing(counters: RequestCounters, fence: Fence | None) -> None:
         node.held.full = next(full, False)
         try:
-            await write(counters)
+            await write(counters, fence)
         finally:
             node.held.full = False
 

@@ -29,9 +29,9 @@ def test_what_goes_in_comes_out() -> None:
 
 
 def test_the_formats_are_those_of_the_page() -> None:
-    assert [1, b"g" * 16, "task_1", 10.0, 20.0, 9, "platform"] == msgspec.msgpack.decode(encode(ENTRY))
+    assert [1, b"g" * 16, "task_1", 10.0, 20.0, 9, "platform", 0] == msgspec.msgpack.decode(encode(ENTRY))
     assert [1, b"d" * 32, "a" * 40, 5, 11.0] == msgspec.msgpack.decode(encode(DATA))
-    assert [1, "paused", 3.0, 1.0, 2.0, 200, 0.5] == msgspec.msgpack.decode(encode(REQUEST))
+    assert [1, "paused", 3.0, 1.0, 2.0, 200, 0.5, 0] == msgspec.msgpack.decode(encode(REQUEST))
 
 
 def test_shorter_records_have_defaults_and_longer_ones_are_read() -> None:

@@ -29,6 +29,7 @@ def test_everything_of_a_client_has_one_home(client: str) -> None:
         home_of_record(shared.progress, shared.log_key("queue").of(client)),
         home_of_record(compacted.QUEUES, exclusive.owner_of(client)),
         home_of_record(streams.COLLECTION, streams.key_of("stream").of(client)),
+        home_of_record(fanout.UNTOLD, fanout.untold_of(client, 17)),
     }
     assert {f"client:{client}"} == homes
 

@@ -13,10 +13,13 @@ inflight        which message a vehicle may get now: one in flight per VIN
 source          brings it to the vehicle's session
 attempts        acknowledgement time-outs and retries
 receipt_writer  stores receipts with what they tell of, and publishes them; receipt_format: their bytes
-counters        counts per request
+counters        counts per request; decisions: what operators have decided about requests
 queries         answers about requests
 recovery        writes receipts that a crash has left out
 sweeper         collects what is over for vehicles that are away
+members         with several nodes: what they tell and ask each other; told: which batches may be sent
+outbox          with several nodes: the ends of deliveries; steward: what members that died have left
+counting        with several nodes: the one that counts
 service         what operators ask for; views: what they see
 parts           the parts that the others are built on
 plugin          puts it together, and listens

@@ -147,6 +147,18 @@ class Attempts:
         else:
             self._note(delivery, State.RETRIED, self.now(), "session_ended")
 
+    def session_left(self, vin: str) -> tuple[int, int] | None:
+        """Forget what a vehicle has in flight whose session is no longer on this node.
+
+        Return its position, and how many attempts count; None: nothing is to be told to the next node.
+        """
+        delivery = self._table.session_left(vin)
+        if delivery is None:
+            return None
+        soon = delivery.phase is Phase.SENT and self.now() < delivery.sent_at + self._table.delay(delivery)
+        attempts = delivery.attempts - soon  # as on the same node, a repetition that comes soon is the same attempt
+        return (delivery.position, attempts) if attempts else None
+
     # -- time
 
     def _at(self, when: float, delivery: Delivery) -> None:

@@ -11,6 +11,8 @@ Rule 1: tallies have an offset. Every record of the stream up to it is in them o
 Rule 2: where a block does not begin right behind the offset, something else is in the stream: a write of unknown
         outcome, or one of the process before that was late. It is read from the stream first.
 Rule 3: a stored tally has its own offset: where batches are not atomic, some may be newer than the head.
+Several members: one of them reads the stream (`counting`), so there are no blocks: `follow` and `checkpoint` are all.
+
 Rule 4: what has ended stays so. A receipt behind the final one of its delivery changes nothing, neither does a second
         final one. A delivery that is accepted twice counts once, where receipts are counted one by one.
 """
@@ -35,7 +37,7 @@ from motorcade.core.record import decode as decode_record
 from motorcade.extension.plugin import Context
 from motorcade.plugins.fanout.receipt_format import AcceptedRun
 from motorcade.plugins.fanout.tables import LEDGER, RECEIPTS, owner_of
-from motorcade.storage.ports import Batch, Store, StoreError, StreamRecord
+from motorcade.storage.ports import Batch, Fence, Store, StoreError, StreamRecord
 
 INTERVAL: Final = 1.0  #: seconds between two checkpoints
 STEP: Final = 1000  #: records read at once
@@ -139,6 +141,8 @@ class RequestCounters:
         self._store = cast("Store", context.store)
         self._now = context.hub.now
         self._log = context.log
+        self._shared = context.cluster is not None  # entries go before their receipts (`outbox`)
+        self._loading = False
         self._tallies: dict[str, Tally] = {}
         self._names: list[str] = []  # sorted
         self._blocks: deque[Block] = deque()  # not counted yet, in the order in which they were begun
@@ -288,6 +292,37 @@ class RequestCounters:
         self._gone[tally.request_id] = None
         self.counters["ledger_forgotten"] += 1
 
+    # -- one of several members
+
+    async def reload(self) -> None:
+        """Begin at the last checkpoint, whatever was counted here before."""
+        self.forget_all()
+        await self.load()
+
+    def forget_all(self) -> None:
+        """Forget all counts: another member counts."""
+        self._tallies.clear()
+        self._names.clear()
+        self._dirty.clear()
+        self._gone.clear()
+        self._known.clear()
+        self._ended.clear()
+        self._pending = self.open = self._head = self._before = 0
+        self._ready.clear()
+
+    async def follow(self) -> None:
+        """Count all that is in the stream now."""
+        end = (await self._store.streams.info(RECEIPTS)).last
+        if end > self.offset:
+            self._end = end
+            self._ready.clear()
+        await self._read()
+
+    def place(self, request_id: str) -> int:
+        """Return the offset behind which the receipts of a request begin."""
+        tally = self._tallies.get(request_id)
+        return tally.begin if tally is not None else self.offset  # what is not counted yet lies behind it
+
     # -- checkpoints
 
     async def run(self) -> None:
@@ -301,17 +336,19 @@ class RequestCounters:
                 self._log.warning("fanout_ledger_not_written", error=str(error))
             await asyncio.sleep(INTERVAL)
 
-    async def checkpoint(self) -> None:
-        """Store what has changed."""
+    async def checkpoint(self, fence: Fence | None = None) -> None:
+        """Store what has changed; as long as a fence holds, if there is one (`StoreFencedError`)."""
         async with self._writing:
             while (self._dirty or self._gone) and self._ready.is_set() and not self._closed:
-                await self._write_some()
+                await self._write_some(fence)
 
-    async def _write_some(self) -> None:
+    async def _write_some(self, fence: Fence | None) -> None:
         """Store a group of tallies, as they are at this moment."""
         some = list(islice(self._dirty, GROUP))
         gone = list(islice(self._gone, GROUP))
         batch = Batch()
+        if fence is not None:
+            batch.fence(fence)
         for request_id in some:
             del self._dirty[request_id]
             batch.put(LEDGER, _REQUEST + request_id, _encode(self._stored(self._tallies[request_id])))
@@ -363,7 +400,11 @@ class RequestCounters:
         self._names = sorted(self._tallies)
         self._head = head
         self.offset = min([head, *recounted])
-        await self._read(LOAD_STEPS)
+        self._loading = True
+        try:
+            await self._read(LOAD_STEPS)
+        finally:
+            self._loading = False
 
     def _restore(self, request_id: str, stored: _Stored) -> None:
         sent = dict.fromkeys(stored.sent, State.SENT) | dict.fromkeys(stored.retried, State.RETRIED)
@@ -419,7 +460,7 @@ class RequestCounters:
     async def _finish_ended(self) -> None:
         """Remove entries whose final receipt was stored just before a crash, where both are not one write."""
         ended, self._ended = self._ended, []
-        if self._store.atomic or not ended:
+        if self._store.atomic or not ended or (self._shared and not self._loading):
             return
         batch = Batch()
         for name in ended:

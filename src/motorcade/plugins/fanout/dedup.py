@@ -8,6 +8,8 @@ with the entries, carries the id, and `recovery` makes the record of what it fin
 
 Rule 1: one batch of a name (request and batch id) is under way at a time. A second one waits for it in the line, and
         all that came behind it wait, too: so the order of batches is kept if the first fails and the second is stored.
+        Of several members, each claims the name in the store first (`fanout-claim`); one that finds it claimed waits
+        until the batch is over at the member that has claimed it. If that is gone, the batch is completed first.
 Rule 2: where a commit is not atomic, a batch may be stored for some of its vehicles only. Then the record names the
         others (`missing`), and a batch that is sent again goes to these.
 Rule 3: a vehicle for which a later batch of the same request waits already, in mode `replace`, is not `missing` but
@@ -19,6 +21,7 @@ Rule 4: the vehicles and the data are what is compared, not when they expire and
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 from collections import Counter
@@ -32,12 +35,22 @@ from motorcade.core.record import RecordError
 from motorcade.core.vin import LENGTH
 from motorcade.plugins.fanout.batch import FanoutBatch
 from motorcade.plugins.fanout.inflight import InflightTable
+from motorcade.plugins.fanout.members import FanoutMembers
 from motorcade.plugins.fanout.pending_batch import PendingBatch
-from motorcade.plugins.fanout.record import BatchRecord, IntentRecord, Named, decode_batch, encode
-from motorcade.plugins.fanout.tables import BATCHES, name_of
-from motorcade.storage.ports import Batch, Records, StoreError
+from motorcade.plugins.fanout.record import (
+    BatchRecord,
+    ClaimRecord,
+    IntentRecord,
+    Named,
+    decode_batch,
+    decode_claim,
+    encode,
+)
+from motorcade.plugins.fanout.tables import BATCHES, CLAIMS, INTENTS, name_of
+from motorcade.storage.ports import Batch, Records, Store, StoreConflictError, StoreError
 
 _SHOWN: Final = 40  # characters of an id in a refusal
+RETRY: Final = 0.5  #: seconds between two looks for the intent of a member that is gone
 _DIGEST: Final = 16  # bytes
 
 
@@ -45,10 +58,17 @@ class BatchDedup:
     """The batches with an id that are under way, and how many are remembered."""
 
     def __init__(
-        self, records: Records, table: InflightTable, now: Callable[[], float], counters: Counter[str]
+        self,
+        store: Store,
+        table: InflightTable,
+        now: Callable[[], float],
+        counters: Counter[str],
+        members: FanoutMembers | None,
     ) -> None:
         self.count = 0  #: of records in the store, about
-        self._records = records
+        self._store = store
+        self._records = store.records
+        self._members = members
         self._table = table
         self._now = now
         self._counters = counters
@@ -66,7 +86,21 @@ class BatchDedup:
         twin = self._under_way.get(name)
         if twin is not None:
             await twin.over
-        known = await find(self._records, name, batch.now, self._table.config.data_retention)
+        while True:
+            known = await find(self._records, name, batch.now, self._table.config.data_retention)
+            if not self._is_wanted(batch, named, known):
+                return False
+            if self._members is None or await self._claim(batch, name, known, self._members):
+                break
+        if known is not None:
+            self._counters["batches_completed"] += 1
+            batch.known = known
+            batch.parsed = msgspec.structs.replace(batch.parsed, vins=vins_of(known.missing))
+        self._under_way[name] = batch
+        return True
+
+    def _is_wanted(self, batch: PendingBatch, named: Named, known: BatchRecord | None) -> bool:
+        """Return True if something of a batch is to be stored, as far as is known of it."""
         most = self._table.config.max_batch_ids
         result = batch.result
         if known is None:
@@ -88,12 +122,36 @@ class BatchDedup:
         elif not known.missing:
             result.repeat(known)
             return False
-        else:
-            self._counters["batches_completed"] += 1
-            batch.known = known
-            batch.parsed = msgspec.structs.replace(batch.parsed, vins=vins_of(known.missing))
-        self._under_way[name] = batch
         return True
+
+    async def _claim(self, batch: PendingBatch, name: str, known: BatchRecord | None, members: FanoutMembers) -> bool:
+        """Claim the name of a batch (rule 1); False: its record may be another one now."""
+        value = await self._records.get(CLAIMS, name, batch.now)
+        try:
+            claim = decode_claim(value) if value is not None else None
+        except RecordError as error:
+            raise StoreError(f"the claim of batch {name!r} cannot be read: {error}") from error
+        if claim is not None:
+            await members.until_over(claim.member, claim.batch)
+            if claim.member != members.me and not members.is_alive(claim.member):
+                await self._until_completed(claim.batch)
+        steps = Batch()
+        until = batch.now + self._table.config.data_retention
+        mine = encode(ClaimRecord(members.me, batch.guid))
+        steps.put(CLAIMS, name, mine, until, expect=value, now=batch.now)
+        try:
+            await self._store.write(steps)
+        except StoreConflictError:
+            return False
+        # It may have been claimed, stored and let go since its record was read.
+        return known == await find(self._records, name, batch.now, self._table.config.data_retention)
+
+    async def _until_completed(self, guid: bytes) -> None:
+        """Wait until the steward has completed a batch whose member is gone."""
+        while True:
+            if await self._records.get(INTENTS, guid.hex(), self._now()) is None:
+                return
+            await asyncio.sleep(RETRY)
 
     def over(self, batch: PendingBatch, named: Named) -> None:
         """Let the next one of its name come."""
@@ -114,7 +172,10 @@ class BatchDedup:
             result.rejected,
             result.superseded,
         )
-        put(also, name_of(batch.parsed.request_id, named.batch_id), record, self._table.config.data_retention)
+        name = name_of(batch.parsed.request_id, named.batch_id)
+        put(also, name, record, self._table.config.data_retention)
+        if self._members is not None:
+            also.delete(CLAIMS, name)
 
 
 def named_of(batch: FanoutBatch) -> Named | None:

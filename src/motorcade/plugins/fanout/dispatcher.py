@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from motorcade.core.receipt import State
@@ -24,6 +25,9 @@ class Dispatcher:
 
     def __init__(self, parts: Parts) -> None:
         self._mailboxes = parts.store.mailboxes
+        self._hub = parts.context.hub
+        self._trigger = parts.triggers.trigger
+        self._told = parts.told
         self._table = parts.table
         self._attempts = parts.attempts
         self._counters = parts.context.counters
@@ -53,11 +57,15 @@ class Dispatcher:
         source = table.sources.get(vin)
         if source is None or vin in table.inflight:
             return
+        arriving = self._hub.arriving(vin)
+        if arriving is not None:  # the node that it comes from has not settled all of it
+            arriving.then(partial(self._trigger, vin, "moved"))
+            return
         delivery, all_seen = await self._next(vin)
         if table.sources.get(vin) is not source:
             return  # gone meanwhile; a new connection has its own trigger
         if delivery is None:
-            if all_seen and vin not in queue.vins:
+            if all_seen and vin not in queue.vins and table.alone:
                 table.drained.add(vin)
             return
         now = self._now()  # reading may have taken long
@@ -75,7 +83,10 @@ class Dispatcher:
             limit = MANY if self._table.prioritised else FEW
             now = self._now()
             entries = await self._mailboxes.read(owner_of(vin), after, limit, now)
-            for entry in entries:
+            told = len(entries) if self._told is None else await self._told.first_untold(vin, entries)
+            if told is None:
+                continue
+            for entry in entries[:told]:
                 after = entry.position
                 found, waits = self.look_at(vin, entry, now)
                 all_seen = all_seen and not waits
@@ -85,6 +96,8 @@ class Dispatcher:
                     return found, False
                 if best is None or found.entry.priority > best[0]:
                     best = (found.entry.priority, found)
+            if told < len(entries):
+                return (best[1] if best is not None else None), False
             if len(entries) < limit:
                 return (best[1] if best is not None else None), all_seen
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from motorcade.plugins.fanout.source import VehicleSource
 
 ACTIVE: Final = RequestRecord()
-SEVERAL_MEMBERS: Final = "the fan-out is not served while a cluster has more than one node; use one node for it"
 MAX_RELEASED: Final = 10_000  #: deliveries whose attempts are remembered when they are released
 MAX_ENDED: Final = 100_000  #: deliveries that are remembered to have ended; far more than end in the time of a write
 
@@ -59,6 +58,7 @@ class EntryVerdict(StrEnum):
     EXPIRED = auto()
     OUTDATED = auto()  #: older than messages are kept
     CANCELLED = auto()
+    UNREADABLE = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +97,7 @@ class InflightTable:
         self.cancels = 0  #: cancellations, since the start
         self.deciding = asyncio.Lock()  #: held while a record of `requests` is replaced: none is made from an older one
         self.storing: set[bytes] = set()  #: batches whose receipts are not stored yet: nothing of them is sent
-        self.serving = True  #: new messages are sent; not while a cluster has more than one member
+        self.alone = True  #: no other member appends, so `drained` can be relied on
         self.prioritised = False  #: some message has a priority: the oldest is not always the next
         self.priorities = 0  #: batches with a priority, since the start
         self._trigger = triggers.trigger
@@ -109,7 +109,7 @@ class InflightTable:
         held = self.inflight.get(delivery.vin)
         if held is not None:
             return held is delivery and not held.ending
-        if not self.serving or (delivery.vin, delivery.position) in self.ended:
+        if (delivery.vin, delivery.position) in self.ended:
             return False
         self.inflight[delivery.vin] = delivery
         delivery.phase = Phase.CLAIMED
@@ -204,12 +204,26 @@ class InflightTable:
         self.release(held)
         return held if was_sent else None
 
+    def session_left(self, vin: str) -> Delivery | None:
+        """Forget what a vehicle has in flight whose session is no longer on this node; return it if it goes on."""
+        held = self.inflight.pop(vin, None)
+        if held is None or held.ending:
+            return None
+        held.in_window = False
+        self.attempts.pop((vin, held.position), None)
+        return held
+
+    def rely(self, *, alone: bool) -> None:
+        """Rely on `drained`, or not: other members have come or gone."""
+        self.alone = alone
+        self.drained.clear()
+
     # -- requests
 
     def judge(self, entry: EntryRecord, now: float) -> EntryVerdict:
         """Return what to do with a pending entry."""
         request = self.requests.get(entry.request_id, ACTIVE)
-        if entry.accepted_at < request.cancelled_at:
+        if request.cancelled_at and request.cancels(entry, self.config.data_retention):
             return EntryVerdict.CANCELLED
         if 0.0 < entry.expires_at <= now:
             return EntryVerdict.EXPIRED

@@ -17,6 +17,8 @@ Rule 4: a vehicle that has as many messages pending as it may have gets no more:
 Rule 5: receipts of several batches are under way at a time, but batches end in the order in which they came, and one
         that replaces entries of another waits for it. So no vehicle gets the later of two messages first, and no
         receipt says `replaced` before `accepted`, however often something has to be written again.
+        With several members `accepted` receipts wait for nothing. Those of what a batch has replaced follow when the
+        batches of the request that are under way, here and elsewhere, have theirs.
 Rule 6: a batch with a `batch_id` that was stored before is answered, and stored no more (`dedup`).
 Rule 7: every publisher is answered. When the plugin is unloaded while batches wait for the store, their publishers are
         disconnected; what is stored of them has its intent, and the next start completes it.
@@ -43,16 +45,18 @@ from motorcade.plugins.fanout.batch import BadBatchError, FanoutBatch
 from motorcade.plugins.fanout.counters import UNLOADED
 from motorcade.plugins.fanout.dedup import BatchDedup, named_of
 from motorcade.plugins.fanout.inflight import ACTIVE, delivery_of
+from motorcade.plugins.fanout.members import ACCEPTED, IN_DOUBT, OVER, FanoutMembers, Hint
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.payloads import MissingDataError, Payloads
 from motorcade.plugins.fanout.pending_batch import BatchResult, PendingBatch, Stage
 from motorcade.plugins.fanout.receipt_format import AcceptedRun, history_draft
 from motorcade.plugins.fanout.receipt_writer import RETRY
-from motorcade.plugins.fanout.record import EntryRecord, encode
+from motorcade.plugins.fanout.record import EntryRecord, RequestRecord, encode
 from motorcade.plugins.fanout.recovery import Recovery, parts_of
-from motorcade.plugins.fanout.tables import ENTRIES, INTENTS, PRIORITISED, REQUESTS, STATE, done_of, owner_of
+from motorcade.plugins.fanout.tables import ENTRIES, INTENTS, done_of, owner_of
 from motorcade.storage.ports import Batch, Bound, Draft, StoreError, StoreFullError, Written
 
+PENDING: Final = "pending_limit"  #: reason of what is one too many
 FLOORS: Final = 100_000  #: vehicles of which it is known how many messages were pending once
 
 
@@ -68,7 +72,9 @@ class Ingress:
         self._table = parts.table
         self._recovery = recovery
         self.payloads = Payloads(parts.context, parts.table)
-        self.dedup = BatchDedup(self._store.records, parts.table, self._now, self._counters)
+        self._members = parts.members
+        self._outbox = parts.receipts.outbox
+        self.dedup = BatchDedup(self._store, parts.table, self._now, self._counters, parts.members)
         self._line: asyncio.Queue[PendingBatch] = asyncio.Queue()
         self._in_line = 0  # batches that are, the one being prepared included
         self._all: dict[PendingBatch, None] = {}  # that have come and are not over
@@ -107,6 +113,9 @@ class Ingress:
         result = BatchResult(parsed.duplicates)
         guid = message.guid or token_bytes(16)
         batch = PendingBatch(parsed, result, guid, message.publisher, now, named, parsed.data)
+        batch.era = self._table.requests.get(parsed.request_id, ACTIVE).era
+        if self._members is not None:
+            batch.member = self._members.me
         if self._closed:
             self._answer(batch, StoreError(UNLOADED))
             return batch
@@ -117,6 +126,26 @@ class Ingress:
             self._in_line += 1
             self._line.put_nowait(batch)
         return batch
+
+    def start(self) -> None:
+        """Begin to answer other members."""
+        if self._members is not None:
+            cluster, at_end = self._members.cluster, self._parts.context.at_end
+            at_end(cluster.on_ask(OVER, self._answer_over))
+            at_end(cluster.on_ask(ACCEPTED, self._answer_accepted))
+
+    async def _answer_over(self, _member: str, guid: bytes) -> bytes:
+        """Answer when a batch is not under way here."""
+        for batch in [batch for batch in self._all if batch.guid == guid]:
+            await batch.over
+        return b""
+
+    async def _answer_accepted(self, _member: str, body: bytes) -> bytes:
+        """Answer when batches of a request that are under way here now have their `accepted` receipts."""
+        batches = list(self._of_request.get(body.decode(), ()))
+        for batch in batches:
+            await batch.told
+        return IN_DOUBT if any(batch.failed for batch in batches) else b""
 
     def _answer(self, batch: PendingBatch, error: Exception | None = None) -> None:
         if batch.done.done:
@@ -150,6 +179,9 @@ class Ingress:
         self._closed = True
         for batch in self._all:
             self._answer(batch, StoreError(UNLOADED))
+            batch.told.finish()
+            if self._members is not None:
+                batch.over.finish()  # other members wait for it; its intent tells of it
 
     # -- the line
 
@@ -189,40 +221,20 @@ class Ingress:
         if batch.data is None:
             batch.data = await self.payloads.find(batch.parsed.data_id)
         if batch.parsed.priority:
-            await self._prioritise()
-        await self._use_again(batch)
-        return True
-
-    async def _prioritise(self) -> None:
-        """Note that the oldest message of a vehicle is not always the next; a collection may find that it is."""
-        self._table.priorities += 1
-        if not self._table.prioritised:
-            self._table.prioritised = True
-            try:
-                await self._store.records.put(STATE, PRIORITISED, b"1")
-            except StoreError:
-                self._table.prioritised = False  # the next one tries again; this one is refused
-                raise
-
-    async def _use_again(self, batch: PendingBatch) -> None:
-        """Make a request active again that was cancelled; what was accepted before stays withdrawn."""
+            await self._parts.decisions.prioritise()
         request_id = batch.parsed.request_id
-        if self._table.requests.get(request_id, ACTIVE).state != "cancelled":
-            return
-        async with self._table.deciding:
-            before = self._table.requests.get(request_id, ACTIVE)
-            if before.state == "cancelled":
-                record = msgspec.structs.replace(before, state="active", since=batch.now)
-                until = batch.now + self._table.config.data_retention
-                await self._store.records.put(REQUESTS, request_id, encode(record), until)
-                self._table.requests[request_id] = record
+        if self._table.requests.get(request_id, ACTIVE).state == "cancelled":
+            await self._parts.decisions.decide(request_id, partial(_use_again, batch))
+        return True
 
     # -- entries
 
     def _append(self, batch: PendingBatch) -> None:
         parsed, now = batch.parsed, batch.now
         expires_at = now + parsed.expires_in if parsed.expires_in is not None else 0.0
-        batch.entry = EntryRecord(batch.guid, parsed.request_id, now, expires_at, parsed.priority, batch.publisher)
+        batch.entry = EntryRecord(
+            batch.guid, parsed.request_id, now, expires_at, parsed.priority, batch.publisher, batch.era
+        )
         key = parsed.request_id.encode() if parsed.mode == "replace" else b""
         steps = Batch()
         steps.put(
@@ -286,6 +298,7 @@ class Ingress:
     def _failed(self, batch: PendingBatch, error: BaseException, *, unknown: bool) -> None:
         """Tell the publisher at once; `unknown`: something of the batch may be stored."""
         batch.failed = True
+        batch.told.finish()
         batch.stage = Stage.UNKNOWN if unknown else Stage.DONE
         self._answer(batch, error if isinstance(error, StoreError) else StoreError(repr(error)))
         self._advance()
@@ -310,7 +323,7 @@ class Ingress:
         while self._unwritten and not self._closed:
             batch = self._unwritten[0]
             if batch.stage is Stage.READY:
-                if batch.replaced and not self._may_replace(batch):
+                if self._members is None and batch.replaced and not self._may_replace(batch):
                     break
             elif batch.stage is not Stage.DONE:
                 break
@@ -329,6 +342,9 @@ class Ingress:
             others.pop(batch, None)
             if not others:
                 del self._of_request[batch.parsed.request_id]
+        if self._members is not None and not batch.failed:
+            self._members.told.add(batch.guid)
+        batch.told.finish()
         batch.over.finish()
 
     def _may_replace(self, batch: PendingBatch) -> bool:
@@ -358,6 +374,10 @@ class Ingress:
 
     def _write_receipts(self, batch: PendingBatch) -> None:
         """Write the receipts of a batch, and with them that it is complete."""
+        if self._outbox is not None and not batch.told.done and (batch.replaced or batch.rejected):
+            batch.stage = Stage.WRITING
+            self._parts.receipts.write(Batch(), self._now(), partial(self._accepted, batch), (), self._run_of(batch))
+            return
         table, parsed, result = self._table, batch.parsed, batch.result
         replaced = batch.ends or ()
         result.replaced = len(replaced)
@@ -371,19 +391,72 @@ class Ingress:
         receipts: list[Receipt] = []
         if replaced or batch.rejected:
             receipts = [self._receipt(batch, *end, State.REPLACED, "reissued") for end in replaced]
-            rejected = [end for end in batch.rejected if table.end(*end)]
-            receipts += [self._receipt(batch, *end, State.FAILED, "pending_limit") for end in rejected]
+            rejected = [end for end in batch.rejected if self._outbox is None and table.end(*end)]
+            receipts += [self._receipt(batch, *end, State.FAILED, PENDING) for end in rejected]
             bound = Bound(entries=table.config.history)
             for receipt in receipts:
                 also.append([done_of(receipt.vin)], history_draft(receipt, table.config), batch.now, bound)
-            for vin, position in batch.rejected:
+            for vin, position in batch.rejected if self._outbox is None else ():
                 also.acknowledge(owner_of(vin), [position])
         also.delete(INTENTS, batch.guid.hex())
         if batch.never_accepted:
             receipts = [self._receipt(batch, *end, State.ACCEPTED) for end in batch.never_accepted] + receipts
-        run = AcceptedRun(parsed.vins, batch.positions, parsed.request_id, batch.now)
         batch.stage = Stage.WRITING
-        self._parts.receipts.write(also, self._now(), partial(self._stored, batch), receipts, run)
+        self._parts.receipts.write(also, self._now(), partial(self._stored, batch), receipts, self._run_of(batch))
+
+    def _run_of(self, batch: PendingBatch) -> AcceptedRun | None:
+        """Return the `accepted` receipts of a batch that are not stored yet."""
+        if batch.told.done:
+            return None
+        return AcceptedRun(batch.parsed.vins, batch.positions, batch.parsed.request_id, batch.now)
+
+    def _accepted(self, batch: PendingBatch) -> None:
+        """Go on with a batch of several members: its `accepted` receipts are stored."""
+        batch.told.finish()
+        batch.stage = Stage.CHECKING
+        self._parts.context.spawn(self._end_others(batch), "batch")
+
+    async def _end_others(self, batch: PendingBatch) -> None:
+        try:
+            await self._settle_others(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the publisher must not wait for ever
+            if not isinstance(error, StoreError):
+                self._log.exception("fanout_batch_failed", request_id=batch.parsed.request_id)
+            self._failed(batch, error, unknown=True)
+        else:
+            self._write_receipts(batch)
+
+    async def _settle_others(self, batch: PendingBatch) -> None:
+        """End what a batch has replaced, and what is one too many, when that may be told (rule 5).
+
+        The appends of the batch have removed what it has replaced: so nobody else tells of it.
+        """
+        assert self._members is not None  # noqa: S101
+        assert self._outbox is not None  # noqa: S101
+        assert batch.entry is not None  # noqa: S101
+        rejected = []
+        for vin, position in batch.rejected:
+            self._table.end(vin, position)
+            delivery = delivery_of(vin, position, batch.entry, b"", self._table.config)
+            rejected.append(self._outbox.end(delivery, self._receipt(batch, vin, position, State.FAILED, PENDING)))
+        for ending in rejected:
+            await ending
+        if batch.replaced:
+            for other in list(self._of_request[batch.parsed.request_id]):
+                if other is batch:
+                    break
+                await other.told
+                batch.is_behind_unknown |= other.failed
+            known = await self._members.until_accepted(batch.parsed.request_id)
+            while batch.is_behind_unknown or not known:
+                try:
+                    batch.never_accepted = await self._recovery.unknown(batch.parsed.request_id, batch.replaced)
+                    break
+                except StoreError:
+                    await asyncio.sleep(RETRY)
+        for end in batch.replaced:
+            self._table.end(*end)
+        batch.ends = list(batch.replaced)
 
     def _stored(self, batch: PendingBatch) -> None:
         if batch.named is not None and batch.known is None:
@@ -428,16 +501,40 @@ class Ingress:
     def _offer(self, batch: PendingBatch) -> None:
         """Give vehicles that are there their message; one whose message was replaced in flight is free for the next."""
         table, entry = self._table, batch.entry
+        if self._members is not None:
+            self._hint(batch, self._members)
         if entry is None or not (table.sources or table.inflight):
             return
         now, data, config = self._now(), batch.data or b"", table.config
         rejected = dict(batch.rejected)
         for vin, answer in zip(batch.parsed.vins, batch.answers, strict=True):
             held = table.inflight.get(vin)
-            if held is not None and held.position == answer.replaced:
+            if self._outbox is not None and answer.replaced:
+                self._parts.replaced(vin, answer.replaced)
+            elif held is not None and held.position == answer.replaced:
                 self._parts.receipts.ended(vin, held.position)
             if vin in table.sources and vin not in rejected:
                 if table.offer_new(delivery_of(vin, answer.position, entry, data, config), now):
                     self._counters["trigger_batch"] += 1
                 else:
                     self._parts.triggers.trigger(vin, "batch")
+
+    def _hint(self, batch: PendingBatch, members: FanoutMembers) -> None:
+        """Tell the members that have vehicles of a batch attached (`members`, rule 1)."""
+        hints: dict[str, Hint] = {}
+        for vin, answer in zip(batch.parsed.vins, batch.answers, strict=True):
+            if answer.attached and answer.attached != members.me:
+                hint = hints.setdefault(answer.attached, Hint(batch.guid, [], []))
+                hint.vins.append(vin)
+                if answer.replaced:
+                    hint.replaced.append((vin, answer.replaced))
+        for member, hint in hints.items():
+            self._counters["hints_sent"] += 1
+            members.hint(member, hint)
+
+
+def _use_again(batch: PendingBatch, before: RequestRecord) -> RequestRecord | None:
+    """Make a request active again that was cancelled; what was accepted before stays withdrawn."""
+    if before.state != "cancelled":
+        return None
+    return msgspec.structs.replace(before, state="active", since=batch.now)

@@ -15,7 +15,6 @@ COUNTS: Final = (
         same(
             *("batches_completed", "batches_repeated", "batches_without_data", "batches_doubted", "batches_failed"),
             *("batches_refused", "batches_refused_ids", "batches_refused_queued", "batches_refused_other"),
-            "batches_refused_members",
             prefix="batches_",
         ),
     ),

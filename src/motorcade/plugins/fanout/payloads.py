@@ -41,6 +41,7 @@ class Payloads:
         self._counters = context.counters
         self._log = context.log
         self._table = table
+        self._shared = context.cluster is not None
         self._cache: OrderedDict[str, tuple[bytes, float]] = OrderedDict()  # by id, and when it was published
         self._cached_bytes = 0
         self.stored_bytes = 0  #: of all data in the store, about
@@ -122,7 +123,7 @@ class Payloads:
     def at_hand(self, data_id: str) -> bytes | None:
         """Return data that need not be read from the store."""
         coming = self._coming.get(data_id)
-        if coming is not None:
+        if coming is not None or self._shared:  # another member may have other data of that id by now
             return coming
         cached = self._cache.get(data_id)
         return cached[0] if cached is not None and self._now() < cached[1] + self._table.config.data_retention else None
@@ -139,7 +140,11 @@ class Payloads:
         except RecordError as error:
             raise StoreError(f"data {data_id!r} cannot be read: {error}") from error
         if record is not None and now < record.time + self._table.config.data_retention:  # it may have been longer once
-            found = await self._store.blobs.get(record.digest, now)
+            cached = self._cache.get(data_id)
+            if cached is not None and hashlib.sha256(cached[0]).digest() == record.digest:
+                found = cached[0]
+            else:
+                found = await self._store.blobs.get(record.digest, now)
             since = record.time
         if found is None:
             self._counters["batches_without_data"] += 1

@@ -84,10 +84,13 @@ class PendingBatch:
     now: float
     named: Named | None  #: it has an id
     data: bytes | None  #: None: it is to be looked up
+    era: int = 0  #: cancellations of its request before it came
+    member: str = ""  #: that completes it; empty: a node by itself
     known: BatchRecord | None = None  #: a part of it was stored before; this is the rest
     stage: Stage = Stage.APPENDING
     failed: bool = False
     done: Commit[None] = field(default_factory=Commit)  #: the publisher is answered
+    told: Commit[None] = field(default_factory=Commit)  #: its `accepted` receipts are stored, or it is in doubt
     over: Commit[None] = field(default_factory=Commit)  #: and its messages may be sent: the next batch may end
     entry: EntryRecord | None = None
     answers: Sequence[Appended] = ()
@@ -100,4 +103,4 @@ class PendingBatch:
 
     def intent(self) -> IntentRecord:
         """Return what is stored with its entries."""
-        return IntentRecord(self.parsed.request_id, "".join(self.parsed.vins), self.now, self.named)
+        return IntentRecord(self.parsed.request_id, "".join(self.parsed.vins), self.now, self.named, self.member)

@@ -29,7 +29,7 @@ from motorcade.extension.plugin import Context, Plugin, hook
 from motorcade.extension.sources import SourceType, Why
 from motorcade.plugins.fanout.counters import MAX_KNOWN, MAX_OPEN
 from motorcade.plugins.fanout.dispatcher import Dispatcher
-from motorcade.plugins.fanout.inflight import MAX_ENDED, MAX_RELEASED, SEVERAL_MEMBERS
+from motorcade.plugins.fanout.inflight import MAX_ENDED, MAX_RELEASED
 from motorcade.plugins.fanout.ingress import Ingress
 from motorcade.plugins.fanout.metrics import (
     COUNTS,
@@ -44,25 +44,25 @@ from motorcade.plugins.fanout.metrics import (
 from motorcade.plugins.fanout.options import FanoutConfig
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.payloads import CACHED_BYTES
-from motorcade.plugins.fanout.receipt_writer import RETRY
-from motorcade.plugins.fanout.record import decode_data, decode_request
+from motorcade.plugins.fanout.record import RequestRecord, decode_data
 from motorcade.plugins.fanout.recovery import Recovery
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.source import VehicleSource, is_for
+from motorcade.plugins.fanout.steward import FanoutSteward
 from motorcade.plugins.fanout.sweeper import Sweeper
 from motorcade.plugins.fanout.tables import (
     DATA,
     DATA_PREFIX,
     INGRESS,
-    PRIORITISED,
     RECEIPTS,
-    REQUESTS,
     STATE,
     TRIGGER,
     UNSWEPT,
+    mark_of,
+    owner_of,
 )
 from motorcade.plugins.fanout.views import GcView
-from motorcade.storage.ports import StoreError
+from motorcade.storage.ports import Batch, StoreError
 
 TAKING: Final = 500  #: priority on `message.publish`: after those who may refuse, before those who keep
 FIRST_COLLECTION: Final = 1800.0  #: seconds after the start, at most
@@ -85,7 +85,7 @@ class FanoutPlugin(Plugin):
 
     def __init__(self, context: Context, config: FanoutConfig) -> None:
         super().__init__(context, config)
-        parts = self._parts = Parts(context, config)
+        parts = self._parts = Parts(context, config, self._decided)
         self._store = parts.store
         self.table = parts.table
         self.counters = parts.counters
@@ -95,7 +95,6 @@ class FanoutPlugin(Plugin):
         self.ingress = Ingress(parts, self.recovery)
         self.sweeper = Sweeper(parts, self.dispatcher)
         self._collect_now = asyncio.Event()
-        self._resuming = False
         self._kind = SourceType(
             "fanout",
             partial(VehicleSource, table=parts.table, attempts=parts.attempts),
@@ -111,16 +110,21 @@ class FanoutPlugin(Plugin):
         streams = self.context.service("streams")
         if streams is not None:
             await streams.open(RECEIPTS, self.context.name)
-        cluster = self.context.cluster
-        if cluster is not None:
-            self.table.serving = not cluster.peers
-            self.context.at_end(cluster.on_change(self._members_changed))
         await self._restore()
-        await self.counters.load()
         spawn = self.context.spawn  # what fails by a fault of ours goes on, since a fleet waits for it
-        spawn(self.counters.run, "counters")
-        if self.table.serving:
+        members, role = self._parts.members, self._parts.role
+        if members is None or role is None:
+            await self.counters.load()
+            spawn(self.counters.run, "counters")
             await self.recovery.run()
+        else:
+            members.start(self._parts.hinted, self._members_changed)
+            self._parts.decisions.follow()
+            role.start()
+            assert self.receipts.outbox is not None  # noqa: S101 - as there are members
+            spawn(FanoutSteward(self.context, members, self.recovery, self.receipts.outbox).run, "steward")
+            self.ingress.start()
+            self.sweeper.start()
         spawn(self.ingress.run, "ingress")
         for queue in self._parts.triggers.queues:
             spawn(partial(self.dispatcher.run, queue), "dispatcher")
@@ -128,54 +132,36 @@ class FanoutPlugin(Plugin):
         spawn(self._collect, "collect")
         spawn(self._trim, "trim")
         self.context.add_source(self._kind)
-        service = FanoutService(self._parts, self.ingress, self.sweeper, self._collect_once, self._collect_now.set)
+        service = FanoutService(self._parts, self.ingress, self.sweeper, self._collect_once)
+        service.start()
         self.context.offer("fanout", service)
 
-    def _members_changed(self) -> None:
-        """Serve only while this node is alone: members would send and end the same deliveries."""
+    def _members_changed(self, has_gone: bool) -> None:
+        """Look once at all vehicles when a member has gone: its hints may not have come (`members`, rule 1)."""
         cluster = self.context.cluster
-        alone = cluster is None or not cluster.peers
-        if self.table.serving and not alone:
-            self.table.serving = False
-        elif not self.table.serving and alone and not self._resuming:
-            self._resuming = True
-            self.context.spawn(self._resume(), "resume")
-
-    async def _resume(self) -> None:
-        """Take over what the other members have left, and serve again."""
-        try:
-            while True:
-                try:
-                    await self._restore()
-                    await self.recovery.run()
-                    break
-                except StoreError as error:
-                    self.context.log.warning("fanout_not_resumed", error=str(error))
-                    await asyncio.sleep(RETRY)
-        finally:
-            self._resuming = False
-        cluster = self.context.cluster
-        if cluster is not None and not cluster.peers:
-            self.table.serving = True
-            self.table.drained.clear()
+        self.table.rely(alone=cluster is None or not cluster.peers)
+        if has_gone:
             for vin in list(self.table.sources):
-                self._parts.triggers.trigger(vin, "alone")
+                self._parts.triggers.trigger(vin, "member_gone")
+
+    def _decided(self, record: RequestRecord) -> None:
+        """Do what follows from a decision about a request."""
+        if record.state == "cancelled":
+            self._collect_now.set()
+        elif record.state == "active":
+            for vin in list(self.table.sources):
+                self._parts.triggers.trigger(vin, "resumed_request")
 
     async def _restore(self) -> None:
         """Read what operators have decided, how much data there is, and whether priorities are in use."""
         now = self.context.hub.now()
-        async for request_id, value in self._store.records.scan(REQUESTS, now):
-            try:
-                self.table.requests[request_id] = decode_request(value)
-            except RecordError as error:
-                self.context.log.warning("fanout_request_unreadable", request_id=request_id, error=str(error))
+        await self._parts.decisions.load()
         sizes: dict[str, int] = {}
         async for data_id, value in self._store.records.scan(DATA, now):
             with contextlib.suppress(RecordError):
                 sizes[data_id] = decode_data(value).size
         self.sweeper.data = sizes
         self.ingress.payloads.count(dict(sizes))
-        self.table.prioritised = await self._store.records.get(STATE, PRIORITISED, now) is not None
         if await self._store.records.get(STATE, UNSWEPT, now) is not None:
             self._collect_now.set()  # the process before had not ended everything that was called off
 
@@ -199,7 +185,10 @@ class FanoutPlugin(Plugin):
             async with asyncio.timeout(LAST_WRITES):
                 await self.ingress.settle()
                 await self.receipts.settle()
-                await self.counters.checkpoint()
+                if self._parts.role is not None:
+                    await self._parts.role.stop()
+                else:
+                    await self.counters.checkpoint()
         except (TimeoutError, StoreError) as error:
             left = {"receipts": self.receipts.unwritten, "batches": self.ingress.under_way}
             self.context.log.warning("fanout_stopped_unwritten", error=str(error) or "the store takes too long", **left)
@@ -229,8 +218,6 @@ class FanoutPlugin(Plugin):
             pause = self.config.gc_interval
             await self.sweeper.idle.wait()  # an operator's has perhaps passed what this one is for
             try:
-                if not self.table.serving:
-                    continue
                 found = await self._collect_once()
                 self.context.log.info("fanout_collected", **msgspec.structs.asdict(found))
             except StoreError as error:
@@ -247,10 +234,12 @@ class FanoutPlugin(Plugin):
 
     async def _trim(self) -> None:
         """Remove old receipts."""
+        cluster = self.context.cluster
         while True:
             before = self.context.hub.now() - self.config.receipts_retention
+            is_ours = cluster is None or cluster.is_steward(self._store.feeds.feed_of(RECEIPTS))
             try:
-                removed = TRIM_STEP
+                removed = TRIM_STEP if is_ours else 0
                 while removed >= TRIM_STEP:
                     removed = (await self._store.streams.trim(RECEIPTS, before=before, budget=TRIM_STEP)).removed
                     self.context.counters["receipts_trimmed"] += removed
@@ -269,9 +258,6 @@ class FanoutPlugin(Plugin):
         if isinstance(message, Handled):
             return None
         topic = message.topic
-        if not self.table.serving and (topic in (INGRESS, TRIGGER) or topic.startswith(DATA_PREFIX)):
-            self.context.counters["batches_refused_members"] += 1
-            return Stop(Handled(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, SEVERAL_MEMBERS))
         if topic in (INGRESS, TRIGGER):
             return Stop(self.ingress.publish(message, trigger=topic == TRIGGER))
         if topic.startswith(DATA_PREFIX):
@@ -301,6 +287,16 @@ class FanoutPlugin(Plugin):
     def on_discarded(self, client: ClientInfo) -> None:
         """Do the same."""
         self._parts.attempts.session_over(client.client_id)
+
+    @hook("session.left")
+    def on_left(self, client: ClientInfo) -> None:
+        """Forget what it has in flight: the node that it goes to sends it again."""
+        left = self._parts.attempts.session_left(client.client_id)
+        if left is not None:
+            position, attempts = left
+            batch = Batch()
+            batch.mark(owner_of(client.client_id), position, mark_of(attempts))
+            self.context.hub.under_way(client.client_id, self._store.write(batch))
 
     def tables(self) -> Iterable[Table]:
         table, counters, cached = self.table, self.counters, self.ingress.payloads.cached

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection
 from heapq import nsmallest
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from motorcade.core import receipt as receipts
 from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, ReceiptError, State
@@ -31,6 +31,9 @@ from motorcade.plugins.fanout.receipt_format import prefix_of
 from motorcade.plugins.fanout.tables import RECEIPTS
 from motorcade.plugins.fanout.views import PENDING, RequestView, TargetView, Wanted
 from motorcade.storage.ports import Store
+
+if TYPE_CHECKING:
+    from motorcade.plugins.fanout.counting import CountingRole
 
 STEP: Final = 1000  #: records read at once
 WINDOW: Final = 20_000  #: deliveries followed at a time
@@ -45,6 +48,7 @@ class Queries:
     def __init__(self, store: Store, counters: RequestCounters) -> None:
         self._store = store
         self._counters = counters
+        self.role: CountingRole | None = None  #: with several members: who of them counts
         self._places: OrderedDict[tuple[str, Wanted, str], int] = OrderedDict()
 
     async def requests(self, after: str, limit: int) -> list[RequestView]:
@@ -80,9 +84,11 @@ class Queries:
 
     async def last_receipts(self, request_id: str, vins: Collection[str]) -> dict[str, Receipt]:
         """Return the last receipt of each delivery of some vehicles, by delivery id; all that is in the stream now."""
-        await self._counters.ready()
-        tally = self._counters.find(request_id)
-        begin = tally.begin if tally is not None else self._counters.offset  # what is not counted yet lies behind it
+        if self.role is not None:
+            begin = await self.role.place(request_id)
+        else:
+            await self._counters.ready()
+            begin = self._counters.place(request_id)
         found: dict[str, Receipt] = {}
         async for _, receipt in self._scan(request_id, begin, (await self._store.streams.info(RECEIPTS)).last):
             name = receipt.delivery_id

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from functools import partial
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -15,16 +17,17 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import ReceiptError
 from motorcade.core.record import RecordError
 from motorcade.core.vin import check_vin
+from motorcade.extension.ask_all import UnansweredError
 from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.plugins.fanout import batch as batches
 from motorcade.plugins.fanout import views
 from motorcade.plugins.fanout.batch import BadBatchError
-from motorcade.plugins.fanout.inflight import ACTIVE, SEVERAL_MEMBERS, Delivery, EntryVerdict, Phase
+from motorcade.plugins.fanout.inflight import ACTIVE, Delivery, EntryVerdict, Phase
 from motorcade.plugins.fanout.ingress import Ingress
 from motorcade.plugins.fanout.parts import Parts
-from motorcade.plugins.fanout.record import EntryRecord, RequestRecord, Status, decode_entry, encode
+from motorcade.plugins.fanout.record import EntryRecord, RequestRecord, Status, decode_entry
 from motorcade.plugins.fanout.sweeper import Sweeper
-from motorcade.plugins.fanout.tables import REQUESTS, STATE, UNSWEPT, attempts_of, done_of, owner_of
+from motorcade.plugins.fanout.tables import attempts_of, done_of, owner_of
 from motorcade.plugins.fanout.views import (
     AcceptedView,
     DeliveryView,
@@ -35,9 +38,28 @@ from motorcade.plugins.fanout.views import (
     Wanted,
     WhyView,
 )
-from motorcade.storage.ports import Batch, Entry, StoreError, StoreFullError
+from motorcade.storage.ports import Entry, StoreError, StoreFullError
 
+VEHICLE: Final = "fanout.vehicle"
+COLLECT: Final = "fanout.collect"
 HISTORY = 1000  #: final receipts of a vehicle read at most
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_vehicle = msgspec.msgpack.Decoder(VehicleView).decode
+_decode_gc = msgspec.msgpack.Decoder(GcView).decode
+
+
+def _sum(one: GcView, another: GcView) -> GcView:
+    """Return what two members have collected at the same time."""
+    return GcView(
+        vehicles=one.vehicles + another.vehicles,
+        expired=one.expired + another.expired,
+        cancelled=one.cancelled + another.cancelled,
+        data=one.data + another.data,
+        octets=one.octets + another.octets,
+        seconds=max(one.seconds, another.seconds),
+    )
 
 
 def _decided(request_id: str, record: RequestRecord) -> RequestView:
@@ -63,7 +85,6 @@ class FanoutService:
         ingress: Ingress,
         sweeper: Sweeper,
         collect: Callable[[], Awaitable[GcView]],
-        collect_soon: Callable[[], None],
     ) -> None:
         self._parts = parts
         self._table = parts.table
@@ -71,11 +92,14 @@ class FanoutService:
         self._ingress = ingress
         self._sweeper = sweeper
         self._collect = collect
-        self._collect_soon = collect_soon
 
-    def _check_serving(self) -> None:
-        if not self._table.serving:
-            raise ConflictError(SEVERAL_MEMBERS)
+    def start(self) -> None:
+        """Begin to answer other members."""
+        members = self._parts.members
+        if members is not None:
+            at_end = self._parts.context.at_end
+            at_end(members.cluster.on_ask(VEHICLE, self._answer_vehicle))
+            at_end(members.cluster.on_ask(COLLECT, self._answer_collect))
 
     # -- requests
 
@@ -90,7 +114,6 @@ class FanoutService:
         batch_id: str | None = None,
     ) -> AcceptedView:
         """Send as a batch that carries its data does."""
-        self._check_serving()
         fields: dict[str, object] = {"ids": list(vins), "request_id": request_id, "priority": priority}
         fields |= {"data": b64encode(data).decode(), "encoding": "base64"}
         fields |= {"expires_in": expires_in} if expires_in is not None else {}
@@ -115,7 +138,8 @@ class FanoutService:
 
     async def requests(self, after: str, limit: int) -> Sequence[RequestView]:
         """Return requests in the order of their ids."""
-        found = [self._shown(view) for view in await self._parts.queries.requests(after, limit)]
+        source = self._parts.role or self._parts.queries
+        found = [self._shown(view) for view in await source.requests(after, limit)]
         known = {view.request_id for view in found}
         last = found[-1].request_id if len(found) == limit else ""
         found += [
@@ -128,7 +152,7 @@ class FanoutService:
     async def status(self, request_id: str) -> RequestView:
         """Return one request."""
         try:
-            return self._shown(await self._parts.queries.status(request_id))
+            return self._shown(await (self._parts.role or self._parts.queries).status(request_id))
         except UnknownError:
             record = self._table.requests.get(request_id)
             if record is None:
@@ -144,59 +168,59 @@ class FanoutService:
 
     async def targets(self, request_id: str, state: Wanted, after: str, limit: int) -> Sequence[TargetView]:
         """Return the deliveries, each with its last receipt."""
-        return await self._parts.queries.targets(request_id, state, after, limit)
+        return await (self._parts.role or self._parts.queries).targets(request_id, state, after, limit)
 
     async def cancel(self, request_id: str) -> RequestView:
         """Call off what is pending now."""
-        self._check_serving()
-        now = self._parts.now()
-        await self._decide(request_id, "cancelled", cancelled_at=now)
-        self._collect_soon()
+        view = await self.status(request_id)  # `UnknownError`
+        await self._parts.decisions.decide(request_id, partial(self._decided, view, "cancelled"))
         return await self.status(request_id)
 
     async def pause(self, request_id: str) -> RequestView:
         """Pass over its messages until `resume`."""
-        self._check_serving()
-        await self._decide(request_id, "paused")
+        view = await self.status(request_id)  # `UnknownError`
+        await self._parts.decisions.decide(request_id, partial(self._decided, view, "paused"))
         return await self.status(request_id)
 
     async def resume(self, request_id: str) -> RequestView:
         """Go on with a request that was paused."""
-        self._check_serving()
+        view = await self.status(request_id)  # `UnknownError`
         if self._table.requests.get(request_id, ACTIVE).state != "paused":
-            await self.status(request_id)  # `UnknownError`
             raise ConflictError(f"request {request_id!r} is not paused")
-        await self._decide(request_id, "active")
-        for vin in list(self._table.sources):
-            self._parts.triggers.trigger(vin, "resumed_request")
+        await self._parts.decisions.decide(request_id, partial(self._decided, view, "active"))
         return await self.status(request_id)
 
-    async def _decide(self, request_id: str, state: Status, cancelled_at: float = 0.0) -> None:
-        view = await self.status(request_id)  # `UnknownError`
-        async with self._table.deciding:
-            now = self._parts.now()
-            before = self._table.requests.get(request_id, ACTIVE)
-            record = RequestRecord(
-                state, now, view.first_at, view.last_at, view.targets, max(cancelled_at, before.cancelled_at)
-            )
-            # Nothing that is pending now lives longer; but what is paused stays so, whatever is issued under its id.
-            until = 0.0 if state == "paused" else now + self._table.config.data_retention
-            batch = Batch()
-            if state == "cancelled":
-                batch.put(STATE, UNSWEPT, b"1")  # first: where batches are not atomic it must not be missing
-            batch.put(REQUESTS, request_id, encode(record), until)
-            try:
-                await self._parts.store.write(batch)
-            finally:
-                self._table.cancels += state == "cancelled"  # also if it may be stored
-            self._table.requests[request_id] = record
+    def _decided(self, view: RequestView, state: Status, before: RequestRecord) -> RequestRecord:
+        """Return the next decision about a request."""
+        now, cancels = self._parts.now(), state == "cancelled"
+        return RequestRecord(
+            state,
+            now,
+            view.first_at,
+            view.last_at,
+            view.targets,
+            max(now, before.cancelled_at) if cancels else before.cancelled_at,
+            before.era + cancels,
+        )
 
     async def gc(self) -> GcView:
         """Collect now."""
-        self._check_serving()
         if self._sweeper.running:
             raise ConflictError("a collection is under way; ask again when it is done")
-        return await self._collect()
+        members = self._parts.members
+        if members is None:
+            return await self._collect()
+        others, found = await asyncio.gather(members.ask_all(COLLECT), self._collect())
+        if others.silent:
+            raise UnansweredError("not all nodes have collected", others.silent)
+        for body in others.found.values():
+            found = _sum(found, _decode_gc(body))
+        return found
+
+    async def _answer_collect(self, _member: str, _body: bytes) -> bytes:
+        """Collect in the cells of this member; that which is under way counts, if there is one."""
+        await self._sweeper.idle.wait()
+        return _encode(await self._collect())
 
     # -- vehicles
 
@@ -209,8 +233,22 @@ class FanoutService:
             return views.store_unavailable(vin, str(error))
 
     async def vehicle(self, vin: str) -> VehicleView:
-        """Return everything about a vehicle."""
+        """Return everything about a vehicle, as the node sees it that it is connected to."""
         check_vin(vin, check_digit=self._table.config.check_digit)
+        members = self._parts.members
+        if members is not None and self._hub.client(vin) is None:
+            answers = await members.ask_all(VEHICLE, vin.encode())
+            for body in answers.found.values():
+                if body:
+                    return _decode_vehicle(body)
+        return await self._vehicle(vin)
+
+    async def _answer_vehicle(self, _member: str, body: bytes) -> bytes:
+        """Answer what is known of a vehicle that is connected here."""
+        vin = body.decode()
+        return _encode(await self._vehicle(vin)) if self._hub.client(vin) is not None else b""
+
+    async def _vehicle(self, vin: str) -> VehicleView:
         parts, table, now = self._parts, self._table, self._parts.now()
         info = await parts.store.mailboxes.info(owner_of(vin))
         entries = await parts.store.mailboxes.read(owner_of(vin), 0, views.MAX_WAITING + 1, now)
@@ -221,17 +259,18 @@ class FanoutService:
         waiting.sort(key=lambda view: (view.state == "paused", -view.priority))
         in_flight = next((view for view in shown if view.state in ("in_flight", "backing_off")), None)
         connected = self._hub.client(vin) is not None
+        seen_at = await self._hub.seen_anywhere(vin)
         return VehicleView(
             vin=vin,
             connected=connected,
-            seen_at=self._hub.last_seen(vin),
+            seen_at=seen_at,
             subscribed=vin in table.sources,
             filter=table.config.filter_of(vin),
             pending=info.entries,
             in_flight=in_flight,
             waiting=waiting[: views.MAX_WAITING],
             history=history,
-            why=self._why(vin, info.entries, in_flight, waiting, history, connected=connected),
+            why=self._why(vin, info.entries, in_flight, waiting, history, seen_at, connected=connected),
         )
 
     def _why(
@@ -241,10 +280,11 @@ class FanoutService:
         in_flight: DeliveryView | None,
         waiting: list[DeliveryView],
         history: list[TargetView],
+        seen_at: float,
         *,
         connected: bool,
     ) -> WhyView:
-        now, seen_at = self._parts.now(), self._hub.last_seen(vin)
+        now = self._parts.now()
         head = in_flight or next(iter(waiting), None)
         if head is None:
             return views.nothing_pending(vin, history[0]) if history else views.not_known(vin)

@@ -15,6 +15,8 @@
     records   fanout-state / prioritised  there is, or was lately, a pending message with a priority
     records   fanout-state / unswept      a request was cancelled, and a collection has to end what waits of it
     records   fanout-ledger / …           counts per request, see `counters.py`
+    records   fanout-untold / {pos}/{VIN} `record.UntoldRecord`; a final receipt that is perhaps not told yet
+    records   fanout-claim / {name}       `record.ClaimRecord`; the batch with an id that is under way at some member
     stream    receipts                    one record (`core.record`) per receipt
 
 The position of an entry in `fanout:{VIN}` is never used again, so `{VIN}.{position}` names a delivery for ever. That is
@@ -38,6 +40,8 @@ LEDGER: Final = "fanout-ledger"
 INTENTS: Final = "fanout-intent"
 BATCHES: Final = "fanout-batch"
 STATE: Final = "fanout-state"
+UNTOLD: Final = "fanout-untold"
+CLAIMS: Final = "fanout-claim"
 PRIORITISED: Final = "prioritised"
 UNSWEPT: Final = "unswept"
 
@@ -59,6 +63,11 @@ def vin_of(owner: str) -> str | None:
 def done_of(vin: str) -> str:
     """Return the mailbox of a vehicle's history."""
     return f"{DONE}{vin}"
+
+
+def untold_of(vin: str, position: int) -> str:
+    """Return the key of a final receipt in `UNTOLD`; its home is that of the vehicle (`storage.homes`)."""
+    return f"{position}/{vin}"
 
 
 def name_of(request_id: str, batch_id: str) -> str:
