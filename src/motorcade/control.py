@@ -237,31 +237,47 @@ class MembershipStatus(Protocol):
 
 
 Reload = Callable[[], Awaitable[ReloadView]]
+Setting = tuple[str, object, str]  #: key, value, origin
 
 
 class Control:
     """The control plane of one node."""
 
-    def __init__(self, broker: Broker, plugins: Plugins, reload: Reload) -> None:
-        """Take `reload`, which reads the configuration again and tells the changes; `MotorcadeError` if it is wrong."""
+    def __init__(
+        self,
+        broker: Broker,
+        plugins: Plugins,
+        reload: Reload,
+        *,
+        settings: Callable[[], Iterable[Setting]] = tuple,
+        plugin_paths: Sequence[str] = (),
+    ) -> None:
+        """Take `reload`, which reads the configuration again and tells the changes; `MotorcadeError` if it is wrong.
+
+        `settings`: the options in force; `plugin_paths`: folders that callers may load plugins from.
+        """
         self.state = NodeState.STARTING  #: set by the node
         self.certificates: dict[str, dict[str, float]] = {}  #: listener: option: when its file ends; set by the node
-        self.plugin_paths: Sequence[str] = ()  #: folders that callers may load plugins from; set by the node
         self.listeners: dict[str, list[str]] = {}  #: addresses by name; set by the node when they are open
-        self.directory: Directory = LocalClients(broker)  #: of the whole cluster, once this node is a member
+        self.directory: Directory = LocalClients(broker)  #: of the whole cluster, once this node is a member (`join`)
         self.nodes: Nodes = LocalNode(broker)  #: likewise
-        self.membership: MembershipStatus | None = None  #: of this node in its cluster; set by the node
+        self.membership: MembershipStatus | None = None  #: likewise; None: this node is alone
+        self.settings = settings  #: changed by a reload
+        self.plugin_paths = plugin_paths
         self._broker = broker
         self._broker_state = broker.state
         self._plugins = plugins
         self._reload = reload
-        self.settings: Callable[[], Iterable[tuple[str, object, str]]] = tuple  #: key, value, origin; set by the node
         self.store: Store | None = None  #: set by the node when it is open
         self.housekeeping: Housekeeping | None = None  #: likewise
         self._backup: BackupView | None = None  #: the last one
         self._backing_up: asyncio.Task[None] | None = None
         self._collection: CollectionView | None = None  #: the last one that was asked for
         self._collecting: asyncio.Task[None] | None = None
+
+    def join(self, membership: MembershipStatus, directory: Directory, nodes: Nodes) -> None:
+        """Show the whole cluster from now on, not this node alone."""
+        self.membership, self.directory, self.nodes = membership, directory, nodes
 
     # -- clients
 

@@ -132,10 +132,14 @@ class Node:
             self.broker, hooks, Path(config.data.dir) / "plugins", self.state.shared.sources, self.tasks
         )
         self.broker.gauges = self.plugins.gauges
-        self.control = Control(self.broker, self.plugins, self.reload)
-        self.control.settings = loaded.entries
         paths = config.http.plugin_paths
-        self.control.plugin_paths = (paths,) if isinstance(paths, str) else paths
+        self.control = Control(
+            self.broker,
+            self.plugins,
+            self.reload,
+            settings=loaded.entries,
+            plugin_paths=(paths,) if isinstance(paths, str) else paths,
+        )
         self.listeners: list[Listener] = []
         self._tls: dict[str, Served] = {}  # by listener
         self.http: list[HttpServer] = []
@@ -266,14 +270,18 @@ class Node:
 
     def _keep_tidy(self, store: Store) -> None:
         options = self._loaded.config.store
-        housekeeping = Housekeeping(store, options.sweep_interval, options.sweep_budget)
+        housekeeping = Housekeeping(
+            store,
+            options.sweep_interval,
+            options.sweep_budget,
+            kept=self.member.is_steward if self.member is not None else None,
+            on_expired=self.session_store.expired if self.session_store is not None else None,
+        )
         self.control.store, self.control.housekeeping = store, housekeeping
         # What waits is what is told: not what plugins keep to be looked up.
         self.broker.stored = lambda: (
             max(0, housekeeping.figures.entries - self.plugins.history()) if housekeeping.figures is not None else 0
         )
-        housekeeping.kept = self.member.is_steward if self.member is not None else None
-        housekeeping.on_expired = self.session_store.expired if self.session_store is not None else None
         self.housekeeping = self.tasks.start(housekeeping.run, "store.housekeeping")
 
     async def _restore(self, store: Store, *, shared: bool) -> None:
@@ -335,11 +343,10 @@ class Node:
         feed = SubscriptionFeed(member, store, attachments, relay.subscribers, addressing)
         sessions.join(attachments, feed, addressing)
         attachments.start()
-        self.control.directory = ClusterClients(member, LocalClients(broker), attachments, store)
         host = _DrainHost(self, member, attachments, self._process, restarts=self._siblings is not None)
         self._drain = NodeDrain(broker, host, self._loaded.config.cluster.drain_rate, self.tasks)
-        self.control.nodes = ClusterNodes(member, self._drain)
-        self.control.membership = member
+        clients = ClusterClients(member, LocalClients(broker), attachments, store)
+        self.control.join(member, clients, ClusterNodes(member, self._drain))
 
     async def _join(self, store: Store, member: ClusterMember) -> None:
         """Have this node serve with the others."""

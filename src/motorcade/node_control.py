@@ -203,11 +203,6 @@ class NodeDrain:
         self._before = 0
 
     @property
-    def is_on(self) -> bool:
-        """Return True while this node is drained, or about to be."""
-        return self._task is not None
-
-    @property
     def rate(self) -> float:
         """Return how many clients are sent away per second."""
         return self._rate

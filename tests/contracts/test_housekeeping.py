@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -27,9 +28,8 @@ async def test_a_round_removes_what_has_expired_and_takes_the_figures(
     """In steps that keep to the budget."""
     await fill(store)
     now = NOW
-    housekeeping = Housekeeping(store, 10.0, 7, lambda: now)
     told: list[tuple[str, int]] = []
-    housekeeping.on_expired = told.extend
+    housekeeping = Housekeeping(store, 10.0, 7, lambda: now, on_expired=told.extend)
     steps: list[Swept] = []
     real = store.sweep
 
@@ -53,13 +53,17 @@ async def test_a_round_removes_what_has_expired_and_takes_the_figures(
     assert sorted((f"v{number}", 1) for number in range(50)) == sorted(told)
 
 
+def _is_of(number: int, cell: int) -> bool:
+    return cell % 3 == number
+
+
 async def test_nodes_that_share_the_cells_remove_everything_between_them(store: Store) -> None:
     """Each what lies in its own cells; an engine that serves one node has one of them, and is not asked."""
     await fill(store, 200)
     cells = len(await store.feeds.ends())
-    members = [Housekeeping(store, 10.0, 1000, lambda: NOW + 3 * HOUR) for _ in range(3)]
-    for number, member in enumerate(members):
-        member.kept = lambda cell, number=number: cell % 3 == number
+    members = [
+        Housekeeping(store, 10.0, 1000, lambda: NOW + 3 * HOUR, kept=partial(_is_of, number)) for number in range(3)
+    ]
     left: list[tuple[int, int, int]] = []
     for member in (*members, *members):  # a blob may lie in a cell that was swept before those of its entries
         await member.round()

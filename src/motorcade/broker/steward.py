@@ -45,8 +45,6 @@ class Steward:
         self._attachments = attachments
         self._room = asyncio.Semaphore(MAX_CLAIMS)
         self._claims: set[asyncio.Task[None]] = set()
-        self.adopted = 0  #: clients of members that died
-        self.due = 0  #: sessions of which something was due
 
     async def run(self) -> None:
         """Look after the cells until cancelled."""
@@ -64,7 +62,7 @@ class Steward:
                 for member in self._cluster.fenced():
                     await self._adopt_all(member, feed)
                 due = await self._store.coordination.due(feed, time(), PAGE)
-                self.due += await self._claim_all(home for home, _ in due)
+                await self._claim_all(home for home, _ in due)
         while self._claims:
             await asyncio.wait(self._claims)
 
@@ -74,7 +72,6 @@ class Steward:
         clients = [fence for fence in found if fence.home.startswith(CLIENT) and not self._is_here(fence.home)]
         for start in range(0, len(clients), MAX_CLAIMS):
             await self._put_to_sleep(clients[start : start + MAX_CLAIMS])
-        self.adopted += len(clients)
 
     def _is_here(self, home: str) -> bool:
         return self._attachments.has(home.removeprefix(CLIENT))
@@ -99,16 +96,13 @@ class Steward:
                 log.debug("client_not_adopted", client_id=home.removeprefix(CLIENT), error="it has come back")
         await self._claim_all(due)
 
-    async def _claim_all(self, homes: Iterable[str]) -> int:
-        claimed = 0
+    async def _claim_all(self, homes: Iterable[str]) -> None:
         for home in homes:
             if home.startswith(CLIENT) and not self._is_here(home):
                 await self._room.acquire()
                 task = asyncio.create_task(self._claim(home.removeprefix(CLIENT)), name="steward.claim")
                 self._claims.add(task)
                 task.add_done_callback(self._claims.discard)
-                claimed += 1
-        return claimed
 
     async def _claim(self, client_id: str) -> None:
         try:

@@ -52,12 +52,23 @@ class SweepCounters:
 class Housekeeping:
     """One for each store that a node has open."""
 
-    def __init__(self, store: Store, interval: float, budget: int, clock: Callable[[], float] = time) -> None:
-        """Take `interval` in seconds; `clock` tells what counts as now."""
-        #: Is told of entries that were removed: owners and positions.
-        self.on_expired: Callable[[Iterable[tuple[str, int]]], None] | None = None
-        #: Says of which feeds this node sweeps the cells; None: of all.
-        self.kept: Callable[[int], bool] | None = None
+    def __init__(
+        self,
+        store: Store,
+        interval: float,
+        budget: int,
+        clock: Callable[[], float] = time,
+        *,
+        kept: Callable[[int], bool] | None = None,
+        on_expired: Callable[[Iterable[tuple[str, int]]], None] | None = None,
+    ) -> None:
+        """Take `interval` in seconds; `clock` tells what counts as now.
+
+        `kept` says of which feeds this node sweeps the cells; None: of all. `on_expired` gets the owners and positions
+        of entries that were removed.
+        """
+        self._kept = kept
+        self._on_expired = on_expired
         self.figures: StoreFigures | None = None  #: as of the last time they could be had
         self._store = store
         self._interval = max(interval, SHORTEST_PAUSE)
@@ -103,13 +114,13 @@ class Housekeeping:
         cursor: bytes | None = b""
         while self._budget and cursor is not None:
             start = loop.time()
-            swept = await self._store.sweep(self._clock(), self._budget, cursor, self.kept)
+            swept = await self._store.sweep(self._clock(), self._budget, cursor, self._kept)
             self._steps += 1
             self._removed += swept.removed
             self._size_bytes += swept.size_bytes
             cursor = swept.cursor
-            if swept.expired and self.on_expired is not None:
-                self.on_expired(swept.expired)
+            if swept.expired and self._on_expired is not None:
+                self._on_expired(swept.expired)
             await asyncio.sleep(min(loop.time() - start, LONGEST_BREAK))
 
     def _failed(self, error: StoreError) -> None:
