@@ -421,9 +421,9 @@ class Attachments:
             self.under_way(client.id, client.drained)
         if session is not None:
             link = session.link
+            self._drain(session)
             if link is not None:
                 link.flush()  # CONNACK may be there: it goes before the goodbye
-            self._drain(session)
             self._registry.forget(session)
             self._sessions.let_go(session)
             if link is not None:

@@ -113,6 +113,30 @@ def test_a_client_that_is_lost_as_it_comes_gets_its_connack_first(members: Membe
     assert not peer.open
 
 
+def test_a_client_that_comes_back_to_a_member_which_has_lost_it_unaware_hears_no_goodbye_first(
+    members: Members,
+) -> None:
+    """It was displaced while the member stood still, and has left the other one. It is let in, or comes again."""
+    a, b, _ = members.nodes
+    lasting(a, "car", "t")
+    b.cluster.mute.add(a.member)
+    a.cluster.mute.add(b.member)
+    there = b.peer()
+    there.send(Connect("car", 5, clean_start=False, properties=LASTING))
+    members.wait(LET_GO + 1)
+    assert isinstance(there.take()[0], Connack)
+    there.send(Disconnect())
+    members.turn()
+    for _ in range(2):
+        again = a.peer()
+        again.send(Connect("car", 5, clean_start=False, properties=LASTING))
+        members.turn()
+        packets = again.take()
+        assert not packets or isinstance(packets[0], Connack)
+    members.wait(1)
+    assert again.open and {a.member: ["car"]} == attached(members)
+
+
 def test_who_is_no_member_any_more_reads_no_cell_again(members: Members) -> None:
     """It may be asked for that after its end, by writes that have failed with it; its store is closed then."""
     a, _, c = members.nodes
