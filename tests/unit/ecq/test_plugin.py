@@ -647,6 +647,23 @@ def test_a_consumer_rewinds_by_itself() -> None:
         assert [2] == numbers(car.messages())
 
 
+def test_a_rewind_that_the_store_does_not_take_ends_the_connection() -> None:
+    """The client rewinds again; nothing of ours has failed."""
+    with EcqNode.on() as node:
+        node.fill("car", ("a", b"1"), ("b", b"2"))
+        car = node.consumer("car")
+        assert 2 == len(car.drain())
+        node.held.held = True
+        car.put("$ECQ/rewind/car", b"1")
+        node.turn()
+        with node.loop.running():  # type: ignore[union-attr]
+            node.held.fail(StoreError("no answer"))
+        node.held.held = False
+        node.held.let_go()
+        node.turn()
+        assert (False, 0) == (car.open, node.counters["task_failed"])
+
+
 # -- the shared form
 
 

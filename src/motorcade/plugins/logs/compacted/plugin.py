@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
-from motorcade.commit import Commit
+from motorcade.commit import Commit, commit_of
 from motorcade.core.client import ClientInfo
 from motorcade.core.errors import MotorcadeError, PluginError
 from motorcade.core.message import Message
@@ -283,12 +283,13 @@ class EcqPlugin(Plugin):
             self.context.counters["refused_publish"] += 1
             return Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, str(error))
         answers: list[Handled] = []
+        refused: list[StoreError] = []
 
         async def rewind() -> None:
             try:
                 done = await self.service.rewind(shape.form, name, client.client_id, to=to, since=since)
-            except StoreError:
-                raise
+            except StoreError as error:
+                refused.append(error)  # the store is away, or this member fenced: the publisher hears it, no defect
             except BadOptionsError as error:
                 answers.append(Handled(ReasonCode.PAYLOAD_FORMAT_INVALID, str(error)))
             except MotorcadeError as error:
@@ -296,7 +297,10 @@ class EcqPlugin(Plugin):
             else:
                 answers.append(Handled(user_properties=_told(done)))
 
-        acknowledge_after(message, self.context.spawn(rewind(), "rewind"))
+        ended = commit_of(self.context.spawn(rewind(), "rewind"))
+        heard: Commit[None] = Commit()
+        ended.then(lambda: heard.finish(refused[0] if refused else ended.error))
+        acknowledge_after(message, heard)
         return Handled(outcome=lambda: answers[0])
 
     # -- consumers
