@@ -172,6 +172,26 @@ class Attachments:
         client = self._clients.get(client_id)
         return client is not None and client.fence is not None
 
+    def fences(self) -> list[Fence]:
+        """Return the fences of all clients that are attached to this member now."""
+        attached = (client for client in self._clients.values() if client.state is Attaching.ATTACHED)
+        return [client.fence for client in attached if client.fence is not None]
+
+    def forgotten(self, fence: Fence) -> None:
+        """Note that the store has forgotten an attachment: no member would tell this one what it stores for the client.
+
+        One whose session lasts comes again, and finds all there is; another one is claimed again (rule 5).
+        """
+        client = self._clients.get(fence.home.removeprefix(CLIENT))
+        if client is None or client.fence != fence or client.state is not Attaching.ATTACHED:
+            return
+        log.warning("attachment_forgotten", client_id=client.id)
+        if client.claim.lasting:
+            self._drop(client)
+        else:
+            client.fence = None
+            self._claim_later(client)
+
     def drained(self, client_id: str) -> Commit[None] | None:
         """Return what a client's PUBLISHes have to wait for; None: nothing (rule 2)."""
         client = self._clients.get(client_id)

@@ -1,5 +1,7 @@
 """The steward of detached sessions: expiry, wills, and the sessions of members that died.
 
+    after each takeover of a server of the store, on every member:
+        clients attached here whose attachment is forgotten ──▶ they come again
     every second, for each cell this member is the steward of:
         due times  ──▶ claim the client as if it came ──▶ its session ends, or its will is published ──▶ put to sleep
         clients attached to a member that is fenced ──▶ put to sleep where they lie; if anything is due, the same
@@ -45,15 +47,31 @@ class Steward:
         self._attachments = attachments
         self._room = asyncio.Semaphore(MAX_CLAIMS)
         self._claims: set[asyncio.Task[None]] = set()
+        self._takeovers = store.coordination.takeovers  # after which attachments were looked at
 
     async def run(self) -> None:
         """Look after the cells until cancelled."""
         while True:
             try:
+                await self.look_at_own()
                 await self.look()
             except StoreError as error:
                 log.warning("cells_not_looked_after", error=str(error))
             await asyncio.sleep(INTERVAL)
+
+    async def look_at_own(self) -> None:
+        """Look whether the store still knows who is attached to this member, if it may have forgotten some."""
+        takeovers = self._store.coordination.takeovers
+        if takeovers == self._takeovers:
+            return
+        believed = self._attachments.fences()
+        known: set[Fence] = set()
+        for feed in range(self._cluster.feeds):
+            known.update([fence async for fence in self._store.coordination.attached(self._cluster.me, feed)])
+        for fence in believed:
+            if fence not in known:
+                self._attachments.forgotten(fence)
+        self._takeovers = takeovers
 
     async def look(self) -> None:
         """Look at all cells once."""

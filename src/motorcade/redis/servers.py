@@ -89,6 +89,7 @@ class Servers:
         self.patience = patience
         self.topology = Topology.alone(seeds[0])
         self.reconnects = 0
+        self.topologies = 0  #: times that another server has come to serve something
         self._scripts = tuple(scripts)  #: that every server is told before it is asked
         self._links: dict[tuple[ServerAddress, Purpose], ServerLink] = {}
         self._known: set[ServerAddress] = set(seeds)
@@ -214,6 +215,7 @@ class Servers:
                     continue
                 if topology != self.topology:
                     log.info("redis_topology", masters=[str(master) for master in topology.all_masters()])
+                    self.topologies += 1
                     for link in self._links.values():
                         link.history = None
                 self.topology = topology

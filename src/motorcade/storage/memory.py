@@ -846,6 +846,7 @@ class MemoryCoordination:
         self.leases: dict[str, tuple[int, float]] = {}  #: token, until when
         self._wake_ups = WakeUps()
         self.serial = 0  #: given last
+        self.takeovers = 0  #: there are none
 
     async def attach(self, owner: str, member: str) -> Attached:
         self._gate.write()

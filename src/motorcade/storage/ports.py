@@ -598,6 +598,13 @@ class Coordination(Protocol):
     async def detach(self, fence: Fence) -> bool:
         """Give a home up; an old fence does nothing and answers False. Nothing of the attachment is left."""
 
+    @property
+    def takeovers(self) -> int:
+        """Return how many times a server may have been replaced, or started again; it only grows.
+
+        Each time it may have forgotten what it had confirmed, attachments among it. 0 where that cannot be.
+        """
+
     def attached(self, member: str, feed: int) -> AsyncIterator[Fence]:
         """Yield the fences of the homes that a member has attached, of those whose notes go to a feed, each home once.
 

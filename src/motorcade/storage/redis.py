@@ -1090,6 +1090,11 @@ class RedisCoordination(Port):
     async def detach(self, fence: Fence) -> bool:
         return bool(await self._core.one(detach_operation(self._core, fence)))
 
+    @property
+    def takeovers(self) -> int:
+        servers = self._core.servers
+        return servers.reconnects + servers.topologies
+
     async def attached(self, member: str, feed: int) -> AsyncIterator[Fence]:
         core, cursor, seen = self._core, b"0", set[bytes]()
         check_feed(feed, core.cells.count)

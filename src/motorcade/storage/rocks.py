@@ -722,6 +722,10 @@ class RocksCoordination:
         self._writer = writer
         self._wake_ups = WakeUps()
 
+    @property
+    def takeovers(self) -> int:
+        return 0
+
     async def attach(self, owner: str, member: str) -> Attached:
         return await self._writer.submit(
             lambda write: write.attach(owner, member), durable=False, grows=False, alone=True

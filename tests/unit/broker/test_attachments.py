@@ -137,6 +137,29 @@ def test_a_client_that_comes_back_to_a_member_which_has_lost_it_unaware_hears_no
     assert again.open and {a.member: ["car"]} == attached(members)
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_client_whose_attachment_the_store_has_forgotten_misses_nothing(members: Members, clean: bool) -> None:
+    """A fail-over has forgotten it, and nothing tells the client's member: whoever stores finds nobody to tell."""
+    a, b, _ = members.nodes
+    car = b.client("car") if clean else lasting(b, "car", "t")
+    kept = lasting(b, "kept", "t")
+    publisher = a.client("publisher")
+    publisher.publish("t", b"1")
+    assert [b"1"] == kept.payloads() and ([] if clean else [b"1"]) == car.payloads()
+    del members.store.inner.mailboxes.attached["client:car"]
+    members.store.inner.coordination.takeovers += 1
+    publisher.publish("t", b"2")
+    members.wait(3)
+    assert [b"2"] == kept.payloads() and kept.open
+    assert clean is car.open
+    if not clean:
+        car = lasting(b, "car")
+        assert [b"1", b"2"] == car.payloads()
+    assert {"car", "kept"} == set(attached(members)[b.member])
+    members.wait(3)
+    assert car.open and kept.open
+
+
 def test_who_is_no_member_any_more_reads_no_cell_again(members: Members) -> None:
     """It may be asked for that after its end, by writes that have failed with it; its store is closed then."""
     a, _, c = members.nodes

@@ -109,6 +109,19 @@ async def test_claims_and_reads_pass_over_the_gap_at_once(own_server: RedisServe
     assert [1, 2, *new] == list((await here.write(batch)).claimed[0][0])
 
 
+async def test_a_takeover_is_noticed(own_server: RedisServer, stores: list[RedisStore]) -> None:
+    """Whoever has attached something looks then whether that is still known."""
+    here, _ = stores
+    remembered = own_server.remember()
+    fence = (await here.coordination.attach(X, "a")).fence
+    feed = here.feeds.feed_of(fence.home)
+    assert [fence] == [one async for one in here.coordination.attached("a", feed)]
+    before = here.coordination.takeovers
+    own_server.forget_since(remembered)
+    assert [] == [one async for one in here.coordination.attached("a", feed)]
+    assert before < here.coordination.takeovers
+
+
 async def test_a_server_that_goes_on_gives_no_gap(own_server: RedisServer, stores: list[RedisStore]) -> None:
     """A broken connection alone is no other history."""
     here, there = stores
