@@ -36,6 +36,19 @@ async def test_a_scan_of_more_than_any_page_gives_each_record_once(store: Store)
     assert some == await scan(store, "sessions", "c29")
 
 
+async def test_many_are_read_at_once(store: Store) -> None:
+    """In the order of their keys; None for what is not there, or has expired."""
+    batch = Batch()
+    for number in range(2500):
+        batch.put("sessions", f"c{number}", b"%d" % number, NOW + number if number % 2 else 0.0)
+    await store.write(batch)
+    keys = [f"c{number}" for number in range(2599, -1, -1)]
+    wanted = [b"%d" % n if n < 2500 and (not n % 2 or n > 10) else None for n in range(2599, -1, -1)]
+    assert wanted == await store.records.get_many("sessions", keys, NOW + 10)
+    assert [b"0", b"0", None] == await store.records.get_many("sessions", ["c0", "c0", "none"], NOW)
+    assert [] == await store.records.get_many("sessions", [], NOW)
+
+
 async def test_a_scan_while_records_change(store: Store) -> None:
     """What is not touched is seen once, whatever happens around it."""
     batch = Batch()

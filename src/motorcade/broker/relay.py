@@ -250,7 +250,7 @@ class Relay:
 
     def asleep(self, subscriber: Subscriber) -> bool:
         """Return True if a session is attached to no member that is alive, as far as is known here."""
-        return subscriber.at not in self._peers
+        return self.subscribers.place(subscriber.client_id) not in self._peers
 
     # -- messages out
 

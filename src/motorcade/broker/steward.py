@@ -11,14 +11,15 @@ Rule 2: two members may take themselves for the steward of a cell for a moment. 
         done by the one that has claimed the client.
 Rule 3: at most `MAX_CLAIMS` clients are claimed at a time; clients that come back do not wait for the others.
 Rule 4: a session whose member died is not loaded: its record is written as it is when its client is away, with the
-        fence of its last attachment. Who claims it first has displaced that, and this write is refused.
+        fence of its last attachment. Who claims it first has displaced that, and this write is refused. Some go
+        together; if any of these has been claimed they are written one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -34,7 +35,9 @@ from motorcade.storage.ports import SPARE_ALL, Batch, Fence, Store, StoreError, 
 log = structlog.stdlib.get_logger("motorcade.steward")
 
 INTERVAL: Final = 1.0  #: seconds between two looks
-MAX_CLAIMS: Final = 256  #: clients that are claimed, or put to sleep, at the same time
+MAX_CLAIMS: Final = 256  #: clients that are claimed at the same time
+MAX_PUT: Final = 256  #: clients that are put to sleep at the same time
+TOGETHER: Final = 64  #: of these, in one write
 PAGE: Final = 1000  #: due times of a cell read at once
 
 
@@ -88,8 +91,8 @@ class Steward:
         """Take care of the clients of a cell that are attached to a member that died."""
         found = [fence async for fence in self._store.coordination.attached(member, feed)]
         clients = [fence for fence in found if fence.home.startswith(CLIENT) and not self._is_here(fence.home)]
-        for start in range(0, len(clients), MAX_CLAIMS):
-            await self._put_to_sleep(clients[start : start + MAX_CLAIMS])
+        for start in range(0, len(clients), MAX_PUT):
+            await self._put_to_sleep(clients[start : start + MAX_PUT])
 
     def _is_here(self, home: str) -> bool:
         return self._attachments.has(home.removeprefix(CLIENT))
@@ -97,22 +100,32 @@ class Steward:
     async def _put_to_sleep(self, fences: Sequence[Fence]) -> None:
         """Write down that clients are away; claim those of which anything is due (rule 4)."""
         now = time()
-        reading = (self._store.records.get(SESSIONS, fence.home.removeprefix(CLIENT), now) for fence in fences)
-        stored = await asyncio.gather(*reading)
+        names = [fence.home.removeprefix(CLIENT) for fence in fences]
+        stored = await self._store.records.get_many(SESSIONS, names, now)
         due: list[str] = []
-        writing = []
+        sleepers: list[Sleeper] = []
         for fence, value in zip(fences, stored, strict=True):
-            batch = _sleeping(fence, value, now)
-            if batch is None:
+            sleeper = _sleeper(fence, value, now)
+            if sleeper is None:
                 due.append(fence.home)
             else:
-                writing.append((fence.home, self._store.write(batch)))
-        for home, commit in writing:
+                sleepers.append(sleeper)
+        refused = await self._write([sleepers[at : at + TOGETHER] for at in range(0, len(sleepers), TOGETHER)])
+        for sleeper in await self._write([[sleeper] for sleeper in refused]):
+            client_id = sleeper.fence.home.removeprefix(CLIENT)
+            log.debug("client_not_adopted", client_id=client_id, error="it has come back")
+        await self._claim_all(due)
+
+    async def _write(self, groups: Sequence[Sequence[Sleeper]]) -> list[Sleeper]:
+        """Write groups of sleepers; return those of groups of which one was claimed meanwhile."""
+        writing = [(group, self._store.write(_together(group))) for group in groups]
+        refused: list[Sleeper] = []
+        for group, commit in writing:
             try:
                 await commit
             except StoreFencedError:
-                log.debug("client_not_adopted", client_id=home.removeprefix(CLIENT), error="it has come back")
-        await self._claim_all(due)
+                refused += group
+        return refused
 
     async def _claim_all(self, homes: Iterable[str]) -> None:
         for home in homes:
@@ -131,21 +144,35 @@ class Steward:
             self._room.release()
 
 
-def _sleeping(fence: Fence, value: bytes | None, now: float) -> Batch | None:
-    """Return what puts a client to sleep whose member died; None if it has to be claimed: something of it is due."""
+class Sleeper(NamedTuple):
+    """A client whose member died."""
+
+    fence: Fence
+    record: bytes  #: of its session; empty: it has none
+    due: float
+
+
+def _sleeper(fence: Fence, value: bytes | None, now: float) -> Sleeper | None:
+    """Return what becomes of a client whose member died; None if it has to be claimed: something of it is due."""
+    if value is None:
+        return Sleeper(fence, b"", 0.0)
+    try:
+        record = records.asleep(records.decode_session(value), now)
+    except msgspec.MsgspecError:
+        return None
+    times = (record.expires_at, record.will.at if record.will is not None else None)
+    due = min(at for at in times if at is not None)
+    return Sleeper(fence, records.encode(record), due) if due > now else None
+
+
+def _together(sleepers: Sequence[Sleeper]) -> Batch:
+    """Return what puts clients to sleep."""
     batch = Batch()
-    if value is not None:
-        try:
-            record = records.asleep(records.decode_session(value), now)
-        except msgspec.MsgspecError:
-            return None
-        times = (record.expires_at, record.will.at if record.will is not None else None)
-        due = min(at for at in times if at is not None)
-        if due <= now:
-            return None
-        client_id = fence.home.removeprefix(CLIENT)
-        batch.put(SESSIONS, client_id, records.encode(record))
-        batch.spare(records.owner_of(client_id), SPARE_ALL)
-        batch.due(fence.home, due)
-    batch.detach(fence)
+    for fence, record, due in sleepers:
+        if record:
+            client_id = fence.home.removeprefix(CLIENT)
+            batch.put(SESSIONS, client_id, record)
+            batch.spare(records.owner_of(client_id), SPARE_ALL)
+            batch.due(fence.home, due)
+        batch.detach(fence)
     return batch

@@ -7,8 +7,8 @@ Rule 1: a client whose session is here has no subscriber. It is forgotten when t
         who fills the table leaves out what concerns clients of this member.
 Rule 2: the generation of its mailbox says which session of the client is meant. An append to another one is answered
         with `gone`, and the subscriber goes (`forget`).
-Rule 3: `at` is best effort: only messages of QoS 0 and the choice in shared groups go by it. Where the session really
-        is attached the store says, with each append.
+Rule 3: `place` is best effort: only messages of QoS 0 and the choice in shared groups go by it. Where the session
+        really is attached the store says, with each append. It is not in `Subscriber`, since most of them sleep.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Subscriber(msgspec.Struct, gc=False, eq=False):
 
     client_id: str
     generation: int  #: of its mailbox; 0: any
-    at: str | None = None  #: member that it is attached to; None: it sleeps
     filters: str | dict[str, Options] = ""  #: one, with the `options` of it, or several
     options: Options | None = None
 
@@ -116,7 +115,7 @@ class Subscribers:
         self._changed = changed
         self._groups = groups
         self._options: dict[Options, Options] = {}
-        self._places: dict[str, str] = {}  # member that has a session attached of which no subscription is known yet
+        self._places: dict[str, str] = {}  # members that have sessions attached, whether or not they are known yet
 
     def __len__(self) -> int:
         return sum(map(len, self._by_feed.values()))
@@ -136,9 +135,9 @@ class Subscribers:
         """Add or replace a subscription of a durable session, as the store has it."""
         known = self.get(client_id)
         if known is None or known.generation != generation:
-            at = known.at if known is not None else self._places.pop(client_id, None)
-            self.forget(client_id)
-            known = Subscriber(client_id, generation, at)
+            if known is not None:
+                self._take_out(known)
+            known = Subscriber(client_id, generation)
             self._by_feed.setdefault(self._feed_of(client_id), {})[client_id] = known
         options = Options(
             subscription.qos, subscription.no_local, subscription.retain_as_published, subscription.identifier
@@ -176,7 +175,6 @@ class Subscribers:
         known.remove(text)
         if not known.subscriptions():
             del self._by_feed[self._feed_of(client_id)][client_id]
-            self.move(client_id, known.at)
 
     def _remove(self, subscriber: Subscriber, text: str) -> None:
         self.subscriptions -= 1
@@ -199,30 +197,32 @@ class Subscribers:
         if known is not None and generation not in (0, known.generation):
             return
         self._places.pop(client_id, None)
-        if known is None:
-            return
-        del self._by_feed[self._feed_of(client_id)][client_id]
+        if known is not None:
+            self._take_out(known)
+
+    def _take_out(self, known: Subscriber) -> None:
+        del self._by_feed[self._feed_of(known.client_id)][known.client_id]
         for text, _ in known.subscriptions():
             self._remove(known, text)
 
+    def place(self, client_id: str) -> str | None:
+        """Return the member that has a session attached; None: it sleeps."""
+        return self._places.get(client_id)
+
     def move(self, client_id: str, member: str | None) -> None:
         """Note where a session is attached now; None: it sleeps."""
-        known = self.get(client_id)
-        if known is not None:
-            known.at = member
-        elif member is not None:
+        if member is not None:
             self._places[client_id] = member
         else:
             self._places.pop(client_id, None)
 
     def leave(self, client_id: str, member: str) -> None:
         """Note that a session is no longer attached to this member."""
-        known = self.get(client_id)
-        if (known.at if known is not None else self._places.get(client_id)) == member:
-            self.move(client_id, None)
+        if self._places.get(client_id) == member:
+            del self._places[client_id]
 
     def left(self, member: str) -> None:
-        """Note that a member is gone; who looks at `at` knows which members there are."""
+        """Note that a member is gone."""
         self._places = {client_id: at for client_id, at in self._places.items() if at != member}
 
     def found(self, topic: str, search: Matching[str] | None = None) -> Iterator[tuple[Subscriber, Options]]:

@@ -627,6 +627,9 @@ class MemoryRecords:
         value, expires_at = self.collections.get(collection, {}).get(key, (None, 0.0))
         return None if 0 < expires_at <= now else value
 
+    async def get_many(self, collection: str, keys: Sequence[str], now: float) -> list[bytes | None]:
+        return [await self.get(collection, key, now) for key in keys]
+
     async def delete(self, collection: str, key: str) -> bool:
         self._gate.write()
         return self.apply_delete(collection, key)

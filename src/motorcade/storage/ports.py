@@ -295,6 +295,9 @@ class Records(Protocol):
     async def get(self, collection: str, key: str, now: float) -> bytes | None:
         """Read one record."""
 
+    async def get_many(self, collection: str, keys: Sequence[str], now: float) -> list[bytes | None]:
+        """Read some records, each as `get` does; in the order of the keys."""
+
     async def delete(self, collection: str, key: str) -> bool:
         """Remove one record; False if it was not there."""
 

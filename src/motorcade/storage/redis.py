@@ -911,6 +911,23 @@ class RedisRecords(Port):
         stored = await core.ask(core.cells.of_record(collection, key), "HGET", "R:", collection, key)
         return None if stored is None else _alive(stored, now)
 
+    async def get_many(self, collection: str, keys: Sequence[str], now: float) -> list[bytes | None]:
+        core = self._core
+        found: list[bytes | None] = [None] * len(keys)
+        cells: dict[int, list[int]] = {}
+        for index, key in enumerate(keys):
+            cells.setdefault(core.cells.of_record(collection, key), []).append(index)
+
+        async def read(cell: int, indices: list[int]) -> None:
+            for start in range(0, len(indices), MAX_READ):
+                some = indices[start : start + MAX_READ]
+                values = await core.ask(cell, "HMGET", "R:", collection, *(keys[index] for index in some))
+                for index, stored in zip(some, values, strict=True):
+                    found[index] = None if stored is None else _alive(stored, now)
+
+        await asyncio.gather(*(read(cell, indices) for cell, indices in cells.items()))
+        return found
+
     async def delete(self, collection: str, key: str) -> bool:
         return bool(await self._core.one(delete_operation(self._core, collection, key)))
 

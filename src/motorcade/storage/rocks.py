@@ -573,6 +573,9 @@ class RocksRecords:
             return None
         return row[8:]
 
+    async def get_many(self, collection: str, keys: Sequence[str], now: float) -> list[bytes | None]:
+        return [await self.get(collection, key, now) for key in keys]
+
     async def delete(self, collection: str, key: str) -> bool:
         return await self._writer.submit(lambda write: write.delete_record(collection, key), grows=False)
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from motorcade.broker.attachments import DRAIN_PATIENCE, LET_GO
-from motorcade.broker.session_records import AWAITING, SESSIONS, SUBSCRIPTIONS
+from motorcade.broker.session_records import AWAITING, SESSIONS, SUBSCRIPTIONS, decode_session
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback
@@ -168,6 +168,31 @@ def test_who_is_no_member_any_more_reads_no_cell_again(members: Members) -> None
     a.cluster.reload(0)
     members.turn()
     assert 0 == a.cluster.notes.reading
+
+
+def test_one_that_comes_back_while_its_dead_member_is_taken_care_of(members: Members) -> None:
+    """It goes on where it has come to; those that are written together with it are asleep all the same."""
+    a, b, c = members.nodes
+    names = [f"car{number}" for number in range(300)]
+    for name in names:
+        lasting(b, name, "t")
+    members.kill(b)
+    members.store.held = True
+    members.wait(2)
+    peer = c.peer()
+    peer.send(Connect("car7", 5, clean_start=False, properties=LASTING))
+    members.turn()
+    members.store.held = False
+    members.store.let_go()
+    members.turn()
+    members.wait(2)
+    assert {c.member: ["car7"]} == attached(members)
+    assert [True] == [packet.session_present for packet in peer.take() if isinstance(packet, Connack)]
+    records = members.store.records_of(SESSIONS)
+    assert ["car7"] == [name for name in names if decode_session(records[name]).connected]
+    a.client("publisher").publish("t", b"x")
+    assert 300 == sum(bool(members.store.entries(name)) for name in names)
+    assert [b"x"] == [bytes(packet.payload) for packet in peer.take() if isinstance(packet, Publish)]
 
 
 def test_plugins_hear_that_a_session_is_no_longer_here(members: Members) -> None:
