@@ -54,6 +54,7 @@ class NodeOrder(msgspec.Struct, frozen=True):
 
     action: DrainAction
     rate: float = 0.0  #: clients sent away per second; 0: as configured
+    permanent: bool = False  #: of a node that leaves: it will not come back, and its clients are told so
 
 
 class DrainView(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,7 @@ class DrainView(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     seconds: float  #: it took, or has taken so far
     rate: float  #: clients per second
+    permanent: bool = False  #: its clients are told that it will not come back
     clients_before: int  #: connected when it began
 
 
@@ -223,6 +225,7 @@ class NodeDrain:
                 began_at=self._began_at,
                 seconds=round((self._ended or monotonic()) - self._began, 3),
                 rate=self._rate,
+                permanent=self._broker.state.moved,
                 clients_before=self._before,
             )
         return NodeFigures(
@@ -243,7 +246,13 @@ class NodeDrain:
         return self.figures()
 
     async def _drain(self, order: NodeOrder) -> None:
+        if order.permanent and self._host.restarts:
+            raise ConflictError(
+                f"{self._broker.node} is started again by the command that runs it, so it cannot leave for good; start "
+                "that command with fewer nodes"
+            )
         self._rate = order.rate or self._usual_rate
+        self._broker.state.moved = self._broker.state.moved or order.permanent
         if self._task is None:
             await self._host.begin_leaving()
             self._broker.state.draining = "this node is drained"
@@ -253,7 +262,8 @@ class NodeDrain:
             self._task = self._tasks.start(self._run, "node.drain")
             log.info("node_drains", node=self._broker.node, clients=self._before, rate=self._rate)
         self._leaves = self._leaves or order.action is DrainAction.LEAVE
-        self._host.remember(NodeOrder(DrainAction.LEAVE if self._leaves else DrainAction.DRAIN, self._rate))
+        action = DrainAction.LEAVE if self._leaves else DrainAction.DRAIN
+        self._host.remember(NodeOrder(action, self._rate, self._broker.state.moved))
 
     async def _resume(self) -> None:
         if self._task is None:
@@ -263,7 +273,7 @@ class NodeDrain:
         await self._host.open_listeners()
         self._task.cancel()
         self._task, self._leaves = None, False
-        self._broker.state.draining = ""
+        self._broker.state.draining, self._broker.state.moved = "", False
         self._host.remember(None)
         await self._host.end_leaving()
         log.info("node_resumes", node=self._broker.node)

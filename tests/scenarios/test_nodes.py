@@ -237,6 +237,9 @@ def test_three_nodes_lose_nothing_whatever_of_them_is_killed(tmp_path: Path) -> 
         nodes.until(lambda: len(nodes.events("node_up")) == 4, "the node is up again")
         os.kill(nodes.events("valkey_up")[-1]["pid"], signal.SIGKILL)
         publish_from_anywhere(nodes, 60, 30)
+        refused = run("node", "leave", name, "--permanent", "--http", http)
+        assert 1 == refused.returncode
+        assert f"{name} is started again by the command that runs it, so it cannot leave for good" in refused.stderr
         left = run("node", "leave", name, "--http", http)
         assert (0, f"{name} has left the cluster\n") == (left.returncode, left.stdout), left
         assert "starts it again" in left.stderr

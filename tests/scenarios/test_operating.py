@@ -24,7 +24,7 @@ from tests.support.redis import RedisServer
 from tests.support.wire import DISCONNECT, PUBACK, PUBLISH, Client, Closed, ack_packet, publish_packet
 
 ELSEWHERE = "other.example:1883"
-USE_ANOTHER_SERVER, SERVER_REFERENCE = 0x9C, 0x1C
+USE_ANOTHER_SERVER, SERVER_MOVED, SERVER_REFERENCE = 0x9C, 0x9D, 0x1C
 PATIENCE = 120.0  #: seconds: machines that run tests are busy
 _names = count()
 
@@ -170,6 +170,20 @@ def test_a_node_leaves_the_cluster_and_ends(nodes: ClusterNodes, asked: int) -> 
     leaver.kill()
     nodes.nodes[0] = nodes.node("n1").start()
     assert {"live"} == {entry["state"] for entry in listed(nodes[2]).values()}
+
+
+def test_a_node_leaves_for_good(nodes: ClusterNodes) -> None:
+    """MQTT 5 clients are told to forget it, with the address that is configured."""
+    guest = client(nodes[0], unique("guest"))
+    done = node_command("leave", nodes[1], "n1", "--permanent")
+    assert (0, "n1 has left the cluster\n") == (done.returncode, done.stdout), done
+    goodbye = guest.expect(DISCONNECT)
+    assert (SERVER_MOVED, ELSEWHERE) == (goodbye.reason, goodbye.prop(SERVER_REFERENCE))
+    guest.close()
+    leaver = nodes[0]
+    assert leaver.process is not None and 0 == leaver.process.wait(STOP_PATIENCE)
+    leaver.kill()
+    nodes.nodes[0] = nodes.node("n1").start()
 
 
 def test_a_node_that_does_not_answer_is_listed_without_its_figures(nodes: ClusterNodes) -> None:

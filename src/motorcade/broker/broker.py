@@ -272,7 +272,7 @@ class Broker:
 
     def send_away(self, most: int) -> int:
         """Send at most so many clients away, while no new one is let in; how many were."""
-        reason = ReasonCode.SERVER_SHUTTING_DOWN if self.state.relay is None else ReasonCode.USE_ANOTHER_SERVER
+        reason = ReasonCode.SERVER_SHUTTING_DOWN if self.state.relay is None else self.state.elsewhere
         going = [one for one in self.connections if one.session is not None and not one.closing][:most]
         for connection in going:
             connection.end(reason, self.state.draining)

@@ -255,7 +255,7 @@ class Channel:
         if self.state.draining:
             others = bool(self.state.options.server_reference) or self.state.relay is not None
             elsewhere = others and self.context.version == 5
-            reason = ReasonCode.USE_ANOTHER_SERVER if elsewhere else ReasonCode.SERVER_UNAVAILABLE
+            reason = self.state.elsewhere if elsewhere else ReasonCode.SERVER_UNAVAILABLE
             raise Refused(reason, self.state.draining)
 
     def _ban(self) -> None:

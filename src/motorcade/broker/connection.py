@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 
@@ -72,6 +72,11 @@ RECHECK_AGAIN = 0.1  #: seconds until access is rechecked for a client that wait
 MAX_UNCOMMITTED = 1000  #: answers to one client that wait for the store, before no more of its packets are taken
 MAX_UNCOMMITTED_BYTES = 4 * 1024 * 1024  #: bytes of the messages they are for
 CLOSE_GRACE = 5.0  #: seconds a closing connection may take to write what is left
+
+#: With these a client is told where to go instead, if that is configured.
+_WITH_REFERENCE: Final = frozenset(
+    {ReasonCode.SERVER_SHUTTING_DOWN, ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED}
+)
 
 
 class Pause(enum.IntFlag):
@@ -783,8 +788,8 @@ class Connection(asyncio.Protocol):
         if channel.context.version == 5 and channel.session is not None:
             properties = channel.context.problem(detail)
             reference = self.broker.state.options.server_reference
-            if reference and reason in (ReasonCode.SERVER_SHUTTING_DOWN, ReasonCode.USE_ANOTHER_SERVER):
-                reason = ReasonCode.USE_ANOTHER_SERVER
+            if reference and reason in _WITH_REFERENCE:
+                reason = self.broker.state.elsewhere
                 properties = replace(properties, server_reference=reference)
             self.flush()
             reason = codec.sayable(packets.DISCONNECT, reason)
@@ -839,7 +844,7 @@ class Connection(asyncio.Protocol):
         assert self.channel is not None  # noqa: S101 - made with the connection
         properties = self.channel.context.problem(str(error))
         reference = self.broker.state.options.server_reference
-        if reference and error.reason is ReasonCode.USE_ANOTHER_SERVER:
+        if reference and error.reason in _WITH_REFERENCE:
             properties = replace(properties, server_reference=reference)
         return properties
 

@@ -12,6 +12,7 @@ from motorcade.broker.registry import Registry
 from motorcade.broker.session_context import SessionContext
 from motorcade.broker.stats import Stats
 from motorcade.core.guid import GuidFactory
+from motorcade.core.reasons import ReasonCode
 from motorcade.extension.hooks import Hooks
 from motorcade.mqtt.codec import DecodeLimits
 
@@ -56,6 +57,7 @@ class BrokerState:
         self.networks = Networks(limits.allow, limits.deny)
         self.flapping = Flapping(limits.flapping_count, limits.flapping_window, limits.flapping_ban)
         self.draining = ""  #: why no new client is let in: this node is shutting down, or drained
+        self.moved = False  #: and it will not come back: MQTT 5 clients are told to forget it
         self.connections = 0  #: network connections now, whether a client is let in or not
         self.full = False  #: above `limits.max_memory`: nothing new is taken
         self.observed = False  #: a hook observes every delivery: the fast path hands all messages to the channel
@@ -71,6 +73,11 @@ class BrokerState:
             chain is not None for chain in (hooks.message_delivered, hooks.message_acked, hooks.delivery_completed)
         )
         self.retains = any(callback.retained_only for callback in hooks.lookup("message.publish"))
+
+    @property
+    def elsewhere(self) -> ReasonCode:
+        """Return the reason with which MQTT 5 clients are sent to another node."""
+        return ReasonCode.SERVER_MOVED if self.moved else ReasonCode.USE_ANOTHER_SERVER
 
     def fill(self, full: bool) -> None:
         """Take nothing new, or all again. The fast path, which refuses nothing, rests meanwhile."""

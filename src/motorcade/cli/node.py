@@ -106,13 +106,23 @@ def drain(
 
 
 @verb(app)
-def leave(name: Name = "", rate: Rate = None, *, no_wait: NoWait = False, node: _control.NodeFlags) -> None:
+def leave(
+    name: Name = "",
+    rate: Rate = None,
+    *,
+    permanent: Annotated[
+        bool, typer.Option("--permanent", help="It will not come back: MQTT 5 clients are told so (0x9D).")
+    ] = False,
+    no_wait: NoWait = False,
+    node: _control.NodeFlags,
+) -> None:
     """Drain a node, have it leave the cluster, and end it (exit code 0).
 
     A node of `motorcade serve --nodes`, and one that a service manager restarts, is started again then.
     """
     name = name or _asked(node)
-    entry = node.call("POST", f"nodes/{_control.name(name)}/leave", _body(rate))
+    more = {"permanent": True} if permanent else {}
+    entry = node.call("POST", f"nodes/{_control.name(name)}/leave", _body(rate) | more)
     if not no_wait:
         entry = _wait(node, entry, leaves=True)
     node.print(entry, _tell)
@@ -123,7 +133,7 @@ def _asked(node: _control.NodeFlags) -> str:
     return name
 
 
-def _body(rate: float | None) -> dict[str, float]:
+def _body(rate: float | None) -> dict[str, Any]:
     return {} if rate is None else {"rate": rate}
 
 

@@ -18,9 +18,15 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE)]
 
 
 class Draining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST …/drain` and `POST …/leave`."""
+    """The body of `POST …/drain`."""
 
     rate: Rate = 0.0  #: clients per second; 0: as configured
+
+
+class Leaving(Draining, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST …/leave`."""
+
+    permanent: bool = False  #: the node will not come back: MQTT 5 clients are told 0x9D
 
 
 def routes(control: Control, bridge: Bridge) -> list[Route]:
@@ -34,18 +40,18 @@ def routes(control: Control, bridge: Bridge) -> list[Route]:
     async def show(request: Request) -> Response:
         return answer(await bridge.call_slow(control.show_node, request.path_params["name"]))
 
-    async def order(request: Request, action: DrainAction) -> Response:
-        given = await body(request, Draining)
-        told = NodeOrder(action, given.rate)
+    async def order(request: Request, told: NodeOrder) -> Response:
         return answer(await bridge.call_slow(control.order_node, request.path_params["name"], told), 202)
 
     async def drain(request: Request) -> Response:
         """Begin to send its clients away; ask for the node to see how far it is."""
-        return await order(request, DrainAction.DRAIN)
+        given = await body(request, Draining)
+        return await order(request, NodeOrder(DrainAction.DRAIN, given.rate))
 
     async def leave(request: Request) -> Response:
         """Do the same, and end the node when it is done."""
-        return await order(request, DrainAction.LEAVE)
+        given = await body(request, Leaving)
+        return await order(request, NodeOrder(DrainAction.LEAVE, given.rate, given.permanent))
 
     async def resume(request: Request) -> Response:
         """Let it take clients again."""
