@@ -4,6 +4,8 @@
     member      one node on Redis that is a member of a cluster, alone
     two         two nodes; each publisher is connected to the node of its subscriber
     across      two nodes; each publisher is connected to the other node
+    in turns    lone and member up at the same time, each with traffic in turn: five percent are less than a machine
+                that other programs use changes between two rounds
 
 One machine has too few cores for several nodes, a generator and Redis at full speed. So what is compared is processor
 time per message, of all nodes together: it says how much n cores can do. Redis and the generator are counted apart.
@@ -44,8 +46,10 @@ from .phases import converse
 from .report import markdown_table
 
 ROUNDS: Final = 3
+TURNS: Final = 9  #: of a lone node and a member, for each round
 PATIENCE: Final = 300.0  #: seconds for one run of the generator
 PAIRS, MESSAGES, QUICK_MESSAGES = 100, 400_000, 60_000
+PER_Q0: Final = 8  #: times as many messages of QoS 0: one costs so much less
 SLEEPERS, PER_SLEEPER, QUICK_PER_SLEEPER = 1000, 100, 20
 RECEIVERS = 100
 CLIENTS, QUICK_CLIENTS = 10_000, 2000
@@ -63,6 +67,8 @@ WHAT: Final = {
 }
 
 LAYOUTS: Final = {"lone": (1, False), "member": (1, True), "two": (2, True), "across": (2, True)}  #: nodes, linked
+IN_TURNS: Final = {"lone": "lone, in turns", "member": "member, in turns"}
+ROWS: Final = (*LAYOUTS, *IN_TURNS.values())  #: layouts in the order of the report
 
 
 class Member(Motorcade):
@@ -136,7 +142,8 @@ def cases(*, quick: bool) -> list[Case]:
         Case(
             f"live-q{qos}",
             f"{PAIRS} pairs, QoS {qos}, 64 bytes",
-            f"pair --pairs {PAIRS} --qos {qos} --msgs {messages} --window 100 --flow 100 --idle 20",
+            f"pair --pairs {PAIRS} --qos {qos} --msgs {messages * (1 if qos else PER_Q0)} --window 100 "
+            "--flow 100 --idle 20",
         )
         for qos in (0, 1)
     ]
@@ -198,6 +205,22 @@ class Bench:
             for layout in layouts[number % len(layouts) :] + layouts[: number % len(layouts)]:
                 chosen = [case for case in wanted if layout in case.layouts]
                 self._measure_layout(layout, chosen)
+        for case in wanted:
+            if case.name in LIVE:
+                self._take_turns(case, TURNS * rounds)
+
+    def _take_turns(self, case: Case, times: int) -> None:
+        """Measure a lone node and a member in turns."""
+        with ExitStack() as stack:
+            nodes: list[tuple[str, Running, int]] = []
+            for layout, row in IN_TURNS.items():
+                url, redis_pid = stack.enter_context(redis())
+                node = Running(Member(layout, url, linked=LAYOUTS[layout][1]), free_port(), self.cores[0])
+                stack.callback(node.stop)
+                nodes.append((row, node, redis_pid))
+            for number in range(times):
+                for row, node, redis_pid in nodes[:: -1 if number % 2 else 1]:
+                    self._run(case, row, [node], redis_pid)
 
     def _measure_layout(self, layout: str, chosen: Sequence[Case]) -> None:
         count, linked = LAYOUTS[layout]
@@ -254,11 +277,12 @@ class Bench:
     def bars(self) -> list[tuple[str, float, bool]]:
         """Return what was asked for, how it is, and whether that is enough."""
         found: list[tuple[str, float, bool]] = []
-        for row in ("live-q0", "live-q1"):
-            lone, member, two, across = (self.cost(row, layout) for layout in LAYOUTS)
-            if not (lone and member and two and across):
+        for row in LIVE:
+            lone, _, two, across = (self.cost(row, layout) for layout in LAYOUTS)
+            before, after = (self.cost(row, layout) for layout in IN_TURNS.values())
+            if not (lone and two and across and before and after):
                 continue
-            alone_ratio, both, crossing = lone / member, 2 * lone / two, across / two
+            alone_ratio, both, crossing = before / after, 2 * lone / two, across / two
             found += [
                 (f"{row}: a member alone / a lone node, at least {MEMBER_BAR}", alone_ratio, alone_ratio >= MEMBER_BAR),
                 (f"{row}: two nodes on two cores / a lone node, at least {TWO_BAR}", both, both >= TWO_BAR),
@@ -271,6 +295,7 @@ class Bench:
         return found
 
 
+LIVE: Final = ("live-q0", "live-q1")  #: rows that have bars
 WRONG: Final = ("lost", "unexpected", "reordered", "timed_out", "conn_fail", "disconnects", "unacked")
 
 
@@ -283,8 +308,8 @@ def markdown(bench: Bench, wanted: Sequence[Case], notes: Sequence[str]) -> str:
             row,
             layout,
             f"{median(figures.rates):.0f}/s",
-            f"{median(figures.nodes):.2f}",
-            f"{min(figures.nodes):.2f} – {max(figures.nodes):.2f}",
+            f"{median(figures.nodes):.3f}",
+            f"{min(figures.nodes):.3f} – {max(figures.nodes):.3f}",
             f"{median(figures.redis):.2f}",
             f"{median(figures.generator):.2f}",
         ]
@@ -300,7 +325,7 @@ def _order(wanted: Sequence[Case]) -> Callable[[tuple[tuple[str, str], Figures]]
 
     def key(item: tuple[tuple[str, str], Figures]) -> tuple[int, str, int]:
         (row, layout), _ = item
-        return next(at for at, name in enumerate(names) if row.startswith(name)), row, list(LAYOUTS).index(layout)
+        return next(at for at, name in enumerate(names) if row.startswith(name)), row, ROWS.index(layout)
 
     return key
 

@@ -27,6 +27,7 @@ MAX_TAIL_LINE: Final = 1000  #: characters of such a line
 OUTPUT_PATIENCE: Final = 1.0  #: seconds for the rest of its output, which a process of its own may hold open
 
 OnLine = Callable[[int, str], None]
+KILLED: Final = "it was killed, by hand or by a system that is out of memory"
 
 
 class ChildProcess(asyncio.SubprocessProtocol):
@@ -71,6 +72,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Its last words: the error, if it has called it one."""
         lines = [line for line in self.tail if line.strip()]
         errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+        if not errors and self._code == -signal.SIGKILL:
+            return KILLED  # what it has said last was said of something else
         return (errors or lines or [""])[-1].strip()
 
     def signal(self, number: int) -> None:

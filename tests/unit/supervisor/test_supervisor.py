@@ -70,6 +70,7 @@ def test_a_node_that_dies_is_started_again_where_it_was(signal_name: str) -> Non
             assert [] == nodes.events("node_died") and "info" == ended["level"]
         else:
             assert signal_name == ended["signal"]
+            assert ("out of memory" in ended["error"]) is (signal_name == "SIGKILL")
             assert any("stub_begins" in line for line in ended["tail"])
         assert nodes.pid(1) != pid and nodes.pid(2) == other
         before, after = (event["http"] for event in nodes.events("node_up") if event["node"] == "stub-1")
