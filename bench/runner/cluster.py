@@ -46,9 +46,10 @@ from .phases import converse
 from .report import markdown_table
 
 ROUNDS: Final = 3
-TURNS: Final = 9  #: of a lone node and a member, for each round
+TURNS: Final = 5  #: of a lone node and a member, for each round
 PATIENCE: Final = 300.0  #: seconds for one run of the generator
 PAIRS, MESSAGES, QUICK_MESSAGES = 100, 400_000, 60_000
+SETTLE: Final = 2  #: seconds between the last CONNACK and the first message: what connecting has cost is not counted
 PER_Q0: Final = 8  #: times as many messages of QoS 0: one costs so much less
 SLEEPERS, PER_SLEEPER, QUICK_PER_SLEEPER = 1000, 100, 20
 RECEIVERS = 100
@@ -143,7 +144,7 @@ def cases(*, quick: bool) -> list[Case]:
             f"live-q{qos}",
             f"{PAIRS} pairs, QoS {qos}, 64 bytes",
             f"pair --pairs {PAIRS} --qos {qos} --msgs {messages * (1 if qos else PER_Q0)} --window 100 "
-            "--flow 100 --idle 20",
+            f"--flow 100 --idle 20 --settle {SETTLE}",
         )
         for qos in (0, 1)
     ]
