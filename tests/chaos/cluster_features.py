@@ -5,6 +5,7 @@
     Queues       a queue with three workers that move; each message to one of them
     Streams      a stream with two readers that move, from its beginning
     Compacted    exclusive and shared compacted queues, with the producers and consumers of `ecq_cast`
+    FanOut       the platform and the vehicles of `fanout`, who come to any member by a balancer
 
 What the moving publishers say goes to the topics of queues and streams as well (`root`), so that the common judge sees
 what is lost, what comes out of order, and what is repeated on one connection: a queue is a receiver that is shared, a
@@ -17,6 +18,9 @@ Rule 2: an offset of a stream is that of one message, at every reader and member
 Rule 3: compacted queues: the rules of `ecq_judge`, but `repeated` (a consumer that moves may get again what it has
         acknowledged in the moments before). What a member tells of a consumer's progress when all is at rest is never
         smaller later, unless it was taken back.
+Rule 5: fan-out: the rules of `audit`; a receipt that says that a delivery has begun or ended is there once. When all is
+        at rest every delivery has ended. Each member tells the same counts. Of what a store has forgotten `two at once`
+        is judged all the same.
 Rule 4: what a store has forgotten is excused as in `cluster_judge`, rule 7. Of a compacted queue of which it has
         forgotten something only `lost` and `invented` are judged, without the values that were under way then.
 """
@@ -32,7 +36,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import httpx
 
-from tests.chaos import ecq_judge
+from motorcade.core.receipt import FINAL, Receipt, State
+from motorcade.core.receipt import decode as decode_receipt
+from motorcade.fleet import Behaviour, Fleet, FleetOptions, Leave, VehicleState
+from tests.chaos import ecq_judge, fanout
+from tests.chaos.audit import Audit, audit
 from tests.chaos.client import StrictClient
 from tests.chaos.cluster_judge import CLIENT, Ledger, Verdict
 from tests.chaos.cluster_members import Member
@@ -40,8 +48,11 @@ from tests.chaos.ecq_cast import Consumer, Producer
 from tests.chaos.ecq_judge import Place, Story
 from tests.chaos.judge import NEVER, Publication, Receiver, Window
 from tests.chaos.messages import read_payload
+from tests.chaos.platform import TRY_AGAIN, Platform
 from tests.support.compacted import FORMS
 from tests.support.flows import USER_PROPERTY
+from tests.support.node import Endpoint
+from tests.support.proxy import Carried, Proxy
 from tests.support.wire import Packet
 
 if TYPE_CHECKING:
@@ -51,6 +62,7 @@ OFFSET = "stream-offset"
 QUEUE, STREAM = "jobs", "trips"
 PATIENCE = 10.0  #: seconds that a member may take to tell something
 LIMIT = 1000  #: records of one answer
+TWO = "two at once"  #: messages that are not acknowledged on one connection
 STRICT = frozenset({"lost", "invented"})  #: findings about a compacted queue that a forgetting store does not excuse
 
 
@@ -456,8 +468,162 @@ class Compacted(Feature):
         return f"compacted: {acknowledged} values acknowledged, {delivered} delivered"
 
 
+class Balancer(Proxy):
+    """One address for all members: a connection leads to any that serves."""
+
+    def __init__(self, members: Iterable[Member], random: Random) -> None:
+        super().__init__("")
+        self._members = list(members)
+        self._random = random
+
+    async def connect(self, carried: Carried) -> None:
+        serving = [member for member in self._members if member.serves]
+        if serving:
+            await self.carry(carried, str(self._random.choice(serving).mqtt))
+        else:
+            carried.abort()
+
+
+class FanOut(Feature):
+    """Rule 5."""
+
+    config = fanout.CONFIG
+    vehicles = 14
+    rate = 15.0  #: batches per second
+
+    def __init__(self, cast: ClusterCast) -> None:
+        super().__init__(cast)
+        self._random = Random(cast.random.random())
+        self._balancer = Balancer(cast.trio.members.values(), self._random)
+        self._lives: dict[str, Behaviour] = {}
+        self._fleet: Fleet
+        self._platform: Platform
+        self._receipts: list[Receipt] = []
+        self._counts: dict[str, dict[str, dict[State, int]]] = {}  # by member and request
+        self._found: Audit | None = None
+
+    async def enter(self) -> None:
+        host, _, port = (await self._balancer.__aenter__()).address.rpartition(":")
+        self._fleet = Fleet(
+            FleetOptions(
+                host=host,
+                port=int(port),
+                vehicles=self.vehicles,
+                profile=fanout.LIVES,
+                both_versions=True,
+                seed=self._random.randrange(2**32),
+                rate=0.0,
+            )
+        )
+        self._lives = {vehicle.vin: vehicle.behaviour for vehicle in self._fleet}
+        self._platform = Platform(Endpoint(host, int(port)), self._fleet.vins, self._random, self.rate)
+        await self._fleet.start()
+
+    def acts(self) -> Iterable[tuple[str, Coroutine[Any, Any, None]]]:
+        return [("platform", self._publish())]
+
+    async def _publish(self) -> None:
+        """Publish until the load ends, and everything is answered."""
+        publishing = [asyncio.create_task(work) for work in (self._platform.run(), self._platform.make())]
+        try:
+            await self.cast.stopping.wait()
+            self._platform.end()
+            while self._platform.open:  # noqa: ASYNC110 - no event for it
+                await asyncio.sleep(TRY_AGAIN)
+        finally:
+            for task in publishing:
+                task.cancel()
+            await asyncio.gather(*publishing, return_exceptions=True)
+
+    def rest(self) -> None:
+        self._platform.resting = True
+        self._fleet.behave(fanout.STEADY)
+
+    def go_on(self) -> None:
+        if not self.cast.stopping.is_set():
+            self._platform.resting = False
+            for vin, behaviour in self._lives.items():
+                self._fleet.behave(behaviour, [vin])
+
+    async def left(self) -> list[str]:
+        for vehicle in self._fleet:
+            if vehicle.state is VehicleState.ASLEEP:
+                vehicle.come()
+        try:
+            counts = await self._counted(self._random.choice(list(self.cast.trio.members.values())))
+        except httpx.HTTPError as error:
+            return [f"a member does not tell of requests: {error!r}"]
+        pending = {
+            request: left
+            for request, states in counts.items()
+            if (left := sum(count for state, count in states.items() if state not in FINAL))
+        }
+        found = [f"{sum(pending.values())} deliveries have not ended, first of {min(pending)}"] if pending else []
+        return found + ([f"{self._platform.open} batches have no answer"] if self._platform.open else [])
+
+    async def _counted(self, member: Member) -> dict[str, dict[State, int]]:
+        """What `fanout list` shows at a member."""
+        found: dict[str, dict[State, int]] = {}
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self._ask(member, "fanout/requests", limit=LIMIT // 2, cursor=cursor)
+            assert page is not None, "no such path"
+            for view in page["data"]:
+                found[view["request_id"]] = {State(state): count for state, count in view["states"].items()}
+            cursor = page["meta"].get("cursor")
+        return found
+
+    async def end(self) -> None:
+        for member in self.cast.trio.members.values():
+            try:
+                self._counts[member.name] = await self._counted(member)
+            except httpx.HTTPError as error:
+                self.ledger.odd("no look", f"{member.name} does not tell of requests: {error!r}")
+        member, after = self._random.choice(list(self.cast.trio.members.values())), 0
+        while True:
+            page = await self._ask(member, "streams/receipts/messages", after=after, limit=LIMIT)
+            messages = page["data"] if page is not None else []
+            if not messages:
+                return
+            self._receipts += [decode_receipt(message["payload"].encode()) for message in messages]
+            after = messages[-1]["position"]
+
+    async def exit(self) -> None:
+        await self._fleet.stop(Leave.RESET)
+        await self._balancer.__aexit__()
+
+    def judge(self, verdict: Verdict) -> None:
+        received = {vehicle.vin: vehicle.received for vehicle in self._fleet}
+        forgot = bool(self.ledger.lapses)
+        for name, counts in self._counts.items():
+            found = audit(self._platform.batches, received, self._receipts, counts, fanout.ACK_TIMEOUT)
+            for kind, each in found.by_kind.items():
+                if self._found is not None and kind != "wrong count":
+                    continue  # as the first one
+                for words in each:
+                    verdict.blame(f"fan-out: {kind}", f"{words} (as {name} tells)", excused=forgot and kind != TWO)
+            self._found = self._found or found
+        for words in self._platform.odd:
+            verdict.blame("fan-out: odd", words, excused=forgot)
+
+    def told(self) -> str:
+        found = self._found
+        if found is None:
+            return ""
+        ended = ", ".join(f"{count} {state}" for state, count in found.ended.items())
+        return (
+            f"fan-out: {found.batches} batches acknowledged, {found.published_again} sent again, {found.deliveries} "
+            f"deliveries: {ended}; {found.received} received, {found.duplicated} again"
+        )
+
+
 #: By the word of the option.
-FEATURES: Mapping[str, type[Feature]] = {"queues": Queues, "streams": Streams, "compacted": Compacted}
+FEATURES: Mapping[str, type[Feature]] = {
+    "queues": Queues,
+    "streams": Streams,
+    "compacted": Compacted,
+    "fanout": FanOut,
+}
 
 
 def config_of(names: Iterable[str]) -> str:

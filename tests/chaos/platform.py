@@ -62,6 +62,7 @@ class Platform:
         self.batches: list[Batch] = []
         self.odd: list[str] = []  #: what no node may do
         self.happened: Callable[[], None] = lambda: None  #: an answer has come
+        self.resting = False  #: it makes no new batches
         self._address = address
         self._vins = vins
         self._random = random
@@ -85,7 +86,7 @@ class Platform:
     async def make(self) -> None:
         """New batches, at about the rate."""
         while not self._ending:
-            if len(self._todo) < 4 * IN_FLIGHT:
+            if len(self._todo) < 4 * IN_FLIGHT and not self.resting:
                 self._new()
             await asyncio.sleep(self._random.expovariate(self._rate))
 

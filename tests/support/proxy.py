@@ -35,7 +35,7 @@ class Proxy:
         self.delay = 0.0
         self.rate = 0  #: 0: as fast as it goes
         self.connections = 0  #: that have been carried
-        self.open: set[_Carried] = set()
+        self.open: set[Carried] = set()
         self.stopped_to_target = self.stopped_to_client = False
         self._target = target
         self._port = port
@@ -43,7 +43,7 @@ class Proxy:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Carried(self), "127.0.0.1", self._port)
+        self._server = await loop.create_server(lambda: Carried(self), "127.0.0.1", self._port)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -67,21 +67,25 @@ class Proxy:
         for one in list(self.open):
             one.move()
 
-    async def connect(self, carried: _Carried) -> None:
-        host, _, port = self._target.rpartition(":")
+    async def connect(self, carried: Carried) -> None:
+        await self.carry(carried, self._target)
+
+    async def carry(self, carried: Carried, target: str) -> None:
+        """Open the connection to the target."""
+        host, _, port = target.rpartition(":")
         try:
             await asyncio.get_running_loop().create_connection(lambda: carried.other, host, int(port))
         except OSError:
             carried.abort()
 
 
-class _Carried(asyncio.Protocol):
+class Carried(asyncio.Protocol):
     """One connection of a client, with the one to the target that belongs to it."""
 
-    def __init__(self, proxy: Proxy, client: _Carried | None = None) -> None:
+    def __init__(self, proxy: Proxy, client: Carried | None = None) -> None:
         self.proxy = proxy
         self.to_target = client is None
-        self.other: _Carried = client or _Carried(proxy, self)
+        self.other: Carried = client or Carried(proxy, self)
         self.transport: asyncio.Transport | None = None
         self.data = bytearray()  #: that has come and was not carried
         self._late: deque[tuple[float, bytes]] = deque()  # what is under way, and when it will have come

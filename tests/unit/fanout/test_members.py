@@ -18,6 +18,7 @@ from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.mqtt.packets import Connect, Puback, Publish
 from motorcade.mqtt.properties import Properties
 from motorcade.plugins.fanout.members import HINT
+from motorcade.plugins.fanout.record import UntoldRecord, encode
 from motorcade.plugins.fanout.service import FanoutService
 from motorcade.plugins.fanout.tables import (
     CLAIMS,
@@ -28,11 +29,25 @@ from motorcade.plugins.fanout.tables import (
     TRIGGER,
     UNTOLD,
     owner_of,
+    untold_of,
 )
 from motorcade.storage.ports import Acknowledge, Append, Batch, Delete, Put, StreamAppend, Take, Written
+from tests.support.held_store import HeldStore
 from tests.support.members import MemberNode, Members
 from tests.support.virtual import Client, standing
-from tests.unit.fanout.node import EXPIRY, VIN, VINS, batch, figures, filter_of, in_turn, message_of, packed, taken
+from tests.unit.fanout.node import (
+    EXPIRY,
+    VIN,
+    VINS,
+    FanoutNode,
+    batch,
+    figures,
+    filter_of,
+    in_turn,
+    message_of,
+    packed,
+    taken,
+)
 
 
 @contextmanager
@@ -579,3 +594,18 @@ def test_two_decisions_at_the_same_time_hold_both() -> None:
         assert ["accepted", "cancelled"] == states(members, "r")
         with pytest.raises(ConflictError, match="not paused"):
             a.run(fanout(a).resume("r"))
+
+
+def test_what_a_cluster_has_left_untold_is_told_by_a_node_by_itself() -> None:
+    """All members were killed, and the store is served by a node without links."""
+    store = HeldStore()
+    receipt = Receipt(
+        state=State.ACKED, vin=VIN, request_id="r", delivery_id=f"{VIN}.1", time=1.0, node="n1", attempt=1
+    )
+    store.inner.records.apply_put(
+        UNTOLD, untold_of(VIN, 1), encode(UntoldRecord("n1~1", receipts.encode(receipt))), 0.0
+    )
+    with FanoutNode.on(store) as node:
+        node.wait(1.0)
+        assert [receipt] == node.receipts()
+        assert {} == store.inner.records.collections[UNTOLD]

@@ -134,6 +134,6 @@ class FanoutMembers:
             # One that does not serve the fan-out has no batches.
             return b"" if f"not know the question {ACCEPTED!r}" in str(error) else None
 
-    async def ask_all(self, noun: str, body: bytes = b"") -> MemberAnswers:
+    async def ask_all(self, noun: str, body: bytes = b"", *, patience: float = PATIENCE) -> MemberAnswers:
         """Ask all others."""
-        return await ask_all(self.cluster, noun, body, patience=PATIENCE)
+        return await ask_all(self.cluster, noun, body, patience=patience)

@@ -51,6 +51,7 @@ MEASURES: Final = (
 # Bytes of one entry, measured with CPython 3.11; see `extension.metrics.Table`.
 REQUEST_BYTES: Final = 760  #: counts of one request
 DELIVERY_ID_BYTES: Final = 170  #: a delivery that is known to have ended, by its name
+GUID_BYTES: Final = 155  #: a batch that is known to have its receipts
 POSITION_BYTES: Final = 220  #: the same, by vehicle and position; attempts of one that was given back
 OPEN_BYTES: Final = 190  #: a delivery that is known to have been sent
 VEHICLE_BYTES: Final = 1500  #: a connected vehicle

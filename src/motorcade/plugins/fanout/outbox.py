@@ -68,7 +68,9 @@ class DeliveryEnd:
 class Outbox:
     """The ends that one member writes."""
 
-    def __init__(self, context: Context, members: FanoutMembers, table: InflightTable, writer: ReceiptWriter) -> None:
+    def __init__(
+        self, context: Context, members: FanoutMembers | None, table: InflightTable, writer: ReceiptWriter
+    ) -> None:
         self._context = context
         self._store: Store = context.store
         self._now = context.hub.now
@@ -96,6 +98,7 @@ class Outbox:
 
         What the store refuses is written again, for ever.
         """
+        assert self._members is not None  # noqa: S101 - a node by itself ends many in one write
         record = UntoldRecord(self._members.me, receipts.encode(receipt))
         key = untold_of(delivery.vin, delivery.position)
         ending = DeliveryEnd(delivery, receipt, key, encode(record), Commit())
@@ -194,12 +197,21 @@ class Outbox:
             self._forgetting = True
             self._loop.call_later(FORGET, self._forget_told)
 
-    def _forget_told(self) -> None:
-        keys, self._told = self._told, []
+    async def settle(self) -> None:
+        """Remove the records that are told, before this member leaves."""
+        if self._told:
+            batch, self._told = self._deleting(self._told), []
+            await self._store.write(batch)
+
+    def _deleting(self, keys: Iterable[str]) -> Batch:
         batch = Batch()
         for key in keys:
             batch.delete(UNTOLD, key)
-        commit = self._store.write(batch)
+        return batch
+
+    def _forget_told(self) -> None:
+        keys, self._told = self._told, []
+        commit = self._store.write(self._deleting(keys))
         commit.then(partial(self._forgotten, commit, keys))
 
     def _forgotten(self, commit: Commit[Written], keys: list[str]) -> None:
@@ -211,8 +223,8 @@ class Outbox:
 
     # -- what others have left
 
-    async def tell_left(self, feed: int) -> int:
-        """Tell what members that are gone have left untold in a cell (rule 2); how many."""
+    async def tell_left(self, feed: int | None = None) -> int:
+        """Tell what members that are gone have left untold in a cell (rule 2), or, by itself, in all; how many."""
         now, left = self._now(), dict[str, Receipt]()
         async for key, value in self._store.records.scan(UNTOLD, now, feed=feed):
             try:
@@ -221,7 +233,7 @@ class Outbox:
             except (RecordError, ReceiptError) as error:
                 self._context.log.warning("fanout_untold_unreadable", key=key, error=str(error))
                 continue
-            if key in self._claimed or (not self._members.is_alive(record.member) and await self._claim(key, value)):
+            if key in self._claimed or await self._claim(key, value, record):
                 self._claimed.add(key)
                 left[key] = receipt
         if left:
@@ -237,10 +249,14 @@ class Outbox:
                 self._forget(key)
         return len(left)
 
-    async def _claim(self, key: str, value: bytes) -> bool:
+    async def _claim(self, key: str, value: bytes, record: UntoldRecord) -> bool:
         """Become who tells a receipt; False if another member does."""
-        batch, receipt = Batch(), decode_untold(value).receipt
-        batch.put(UNTOLD, key, encode(UntoldRecord(self._members.me, receipt)), expect=value, now=self._now())
+        if self._members is None:
+            return True
+        if self._members.is_alive(record.member):
+            return False
+        batch = Batch()
+        batch.put(UNTOLD, key, encode(UntoldRecord(self._members.me, record.receipt)), expect=value, now=self._now())
         try:
             await self._store.write(batch)
         except StoreConflictError:

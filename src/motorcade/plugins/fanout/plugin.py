@@ -31,9 +31,11 @@ from motorcade.plugins.fanout.counters import MAX_KNOWN, MAX_OPEN
 from motorcade.plugins.fanout.dispatcher import Dispatcher
 from motorcade.plugins.fanout.inflight import MAX_ENDED, MAX_RELEASED
 from motorcade.plugins.fanout.ingress import Ingress
+from motorcade.plugins.fanout.members import MAX_TOLD
 from motorcade.plugins.fanout.metrics import (
     COUNTS,
     DELIVERY_ID_BYTES,
+    GUID_BYTES,
     INFLIGHT_BYTES,
     MEASURES,
     OPEN_BYTES,
@@ -42,6 +44,7 @@ from motorcade.plugins.fanout.metrics import (
     VEHICLE_BYTES,
 )
 from motorcade.plugins.fanout.options import FanoutConfig
+from motorcade.plugins.fanout.outbox import Outbox
 from motorcade.plugins.fanout.parts import Parts
 from motorcade.plugins.fanout.payloads import CACHED_BYTES
 from motorcade.plugins.fanout.record import RequestRecord, decode_data
@@ -114,6 +117,7 @@ class FanoutPlugin(Plugin):
         spawn = self.context.spawn  # what fails by a fault of ours goes on, since a fleet waits for it
         members, role = self._parts.members, self._parts.role
         if members is None or role is None:
+            await Outbox(self.context, None, self.table, self.receipts).tell_left()  # of a cluster before
             await self.counters.load()
             spawn(self.counters.run, "counters")
             await self.recovery.run()
@@ -185,6 +189,8 @@ class FanoutPlugin(Plugin):
             async with asyncio.timeout(LAST_WRITES):
                 await self.ingress.settle()
                 await self.receipts.settle()
+                if self.receipts.outbox is not None:
+                    await self.receipts.outbox.settle()
                 if self._parts.role is not None:
                     await self._parts.role.stop()
                 else:
@@ -309,6 +315,9 @@ class FanoutPlugin(Plugin):
         yield Table("fanout_ended", ended, ended * POSITION_BYTES, 2 * MAX_ENDED * POSITION_BYTES)
         yield Table("fanout_counted", known, known * DELIVERY_ID_BYTES, 2 * MAX_KNOWN * DELIVERY_ID_BYTES)
         yield Table("fanout_given_back", attempts, attempts * POSITION_BYTES, MAX_RELEASED * POSITION_BYTES)
+        if self._parts.members is not None:
+            told = len(self._parts.members.told)
+            yield Table("fanout_told", told, told * GUID_BYTES, 2 * MAX_TOLD * GUID_BYTES)
         yield Table("fanout_data_cache", cached[0], cached[1], CACHED_BYTES)
 
     def history(self) -> int:

@@ -42,6 +42,7 @@ from motorcade.storage.ports import Entry, StoreError, StoreFullError
 
 VEHICLE: Final = "fanout.vehicle"
 COLLECT: Final = "fanout.collect"
+COLLECTING: Final = 600.0  #: seconds that a collection at another member may take
 HISTORY = 1000  #: final receipts of a vehicle read at most
 
 
@@ -210,7 +211,7 @@ class FanoutService:
         members = self._parts.members
         if members is None:
             return await self._collect()
-        others, found = await asyncio.gather(members.ask_all(COLLECT), self._collect())
+        others, found = await asyncio.gather(members.ask_all(COLLECT, patience=COLLECTING), self._collect())
         if others.silent:
             raise UnansweredError("not all nodes have collected", others.silent)
         for body in others.found.values():
