@@ -1,4 +1,4 @@
-"""The durable queue of a session: the backlog of an offline or slow client.
+"""The durable queue of a session: the offline queue, or backlog, of a client that is away or slow.
 
 It is the session's mailbox in the store, and the part of it that was read ahead for the window.
 

@@ -1,4 +1,4 @@
-"""The place of one consumer in a log: given, acknowledged in any order, done.
+"""The cursor of one consumer in a log: given, acknowledged in any order, done.
 
     numbers  … 7 8 | 9  10 11 13 14 |
               done   ▲     ▲         position of the reader

@@ -1,4 +1,4 @@
-"""A source with a cursor: the messages of one log for one subscription of one client.
+"""The reader: a source with a cursor, which reads one log ahead for one subscription of one client.
 
     loading ──▶ reading ◀──▶ at the tail (costs nothing; what is appended is handed over)
                  │    ▲

@@ -1,4 +1,4 @@
-"""Records that change often and are written later, together; some of them now.
+"""Write-behind: records that change often are written later, together; some of them now.
 
     change ─▶ waits until the interval is over ─┐
     hurry, flush ───────────────────────────────┴─▶ up to BATCH at a time ─▶ store.write ─▶ done, or retried

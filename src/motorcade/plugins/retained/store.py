@@ -1,4 +1,4 @@
-"""Write what changes in the index to the node's store, and read the index from the store at the start.
+"""The store of retained messages: changes of the index are written to it, and a start reads the index from it.
 
 Subscribers are served from the index, which changes at once. The publisher is answered when the store has the change.
 
