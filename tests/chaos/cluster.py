@@ -158,8 +158,8 @@ class Run:
             finally:
                 await self.trio.remove()
                 self.log.close()
-        self._find_deaths()
-        self._write_down()
+                self._find_deaths()
+                self._write_down()
         verdict = judge(self.ledger)
         for kind, words in (*self.troubles, *self.trio.troubles):
             verdict.add(kind, words)

@@ -26,6 +26,7 @@ PREFIX = "motorcade"
 
 #: Seconds that a lone server is away at most, and a replica that will forget stands still.
 AWAY = 3.0
+HEALED = 240.0  #: and a cluster until all follow the master that has taken over, on a busy machine
 BEHIND = (0.5, 2.5)
 
 CELLS = Cells(PREFIX, DEFAULT_CELLS)
@@ -119,7 +120,7 @@ class ClusterStore:
 
     async def wait_healthy(self) -> None:
         if self._cluster is not None:
-            await asyncio.to_thread(self._cluster.wait_healthy)
+            await asyncio.to_thread(self._cluster.wait_healthy, HEALED)
 
     def traces(self) -> dict[int, list[TraceEntry]]:
         """What the scripts have written down, by cell."""

@@ -265,9 +265,9 @@ class RedisCluster:
 
         wait_until(acquainted, "the servers know each other")
 
-    def wait_healthy(self) -> None:
+    def wait_healthy(self, patience: float = START_PATIENCE) -> None:
         """Wait until every running server finds the cluster whole and every replica has caught up with its master."""
-        wait_until(lambda: all(self._is_healthy(server) for server in self.running), "the cluster is healthy")
+        wait_until(lambda: all(self._is_healthy(server) for server in self.running), "the cluster is healthy", patience)
 
     def _knows_all(self, server: RedisServer) -> bool:
         return f"cluster_known_nodes:{len(self.servers)}" in server.lines("CLUSTER", "INFO")
