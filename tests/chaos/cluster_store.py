@@ -26,8 +26,10 @@ PREFIX = "motorcade"
 
 #: Seconds that a lone server is away at most, and a replica that will forget stands still.
 AWAY = 3.0
-HEALED = 240.0  #: and a cluster until all follow the master that has taken over, on a busy machine
 BEHIND = (0.5, 2.5)
+
+#: Seconds until all servers of a cluster follow the masters that have taken over, at most, on a busy machine.
+HEALED = 240.0
 
 CELLS = Cells(PREFIX, DEFAULT_CELLS)
 
