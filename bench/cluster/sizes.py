@@ -39,6 +39,7 @@ from motorcade.storage.homes import CLIENT
 from motorcade.storage.ports import SPARE_ALL, Batch, Durability
 from motorcade.storage.redis import RedisStore
 from runner.machine import exact_cpu_seconds
+from tests.support import node as node_support
 from tests.support.cluster_nodes import ClusterNodes
 from tests.support.flows import lasting
 from tests.support.node import NodeProcess
@@ -49,6 +50,7 @@ PER_BATCH = 100  #: sessions in one write
 UNDER_WAY = 64  #: writes
 EXPIRY = 7 * 86_400
 PATTERN = "agent/{client}/#"
+PATIENCE = 600.0  #: seconds until a node is ready, on a machine that does other work
 PUBLISHES = 1000  #: to vehicles that are chosen at random
 
 
@@ -332,6 +334,7 @@ def main() -> None:
     parser.add_argument("--cluster", action="store_true", help="a Redis Cluster of six processes")
     parser.add_argument("--cells", type=int, default=0, help="of the store; 0: as many as usual")
     asked = parser.parse_args()
+    node_support.START_PATIENCE = PATIENCE
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     with servers(clustered=asked.cluster, cells=asked.cells) as store:
         before = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from itertools import count
 
@@ -84,6 +86,40 @@ def test_a_subscription_that_was_granted_gets_what_is_acknowledged_after_it(node
             vehicle.unsubscribe(f"agent/{name}/cmd")
     for publisher in publishers:
         publisher.close()
+
+
+def test_a_vehicle_moves_under_load_and_nothing_is_lost(nodes: ClusterNodes) -> None:
+    """From node to node without saying goodbye, one of which stands still for a while; two publishers go on."""
+    name = vin()
+    moving = client(nodes[0], name, **lasting(5))
+    moving.subscribe(f"agent/{name}/#", 1)
+    publishers = [client(node, f"p{next(_numbers)}") for node in nodes.nodes[:2]]
+    got: list[bytes] = []
+    for step in range(9):
+        for number, publisher in enumerate(publishers):
+            said = [b"%d:%05d" % (number, step * 20 + at) for at in range(20)]
+            publish_many(publisher, f"agent/{name}/{number}", said, 1)
+        got += [moving.receive().payload for _ in range(5)]
+        standing = nodes[(step - 1) % 3] if step % 3 == 0 else None  # the one that it leaves
+        if standing is not None:
+            os.kill(standing.pid, signal.SIGSTOP)
+        try:
+            moved = Client(nodes[step % 3], version=5)
+            assert moved.connect(name, **lasting(5)).session_present
+        finally:
+            if standing is not None:
+                os.kill(standing.pid, signal.SIGCONT)
+        moving.close()
+        moving = moved
+    for number, publisher in enumerate(publishers):
+        publisher.publish(f"agent/{name}/{number}", b"%d:last" % number, 1)
+    while not {b"0:last", b"1:last"} <= set(got):
+        got.append(moving.receive().payload)
+    for number in range(2):
+        first = list(dict.fromkeys(payload for payload in got if payload.startswith(b"%d:0" % number)))
+        assert [b"%d:%05d" % (number, at) for at in range(180)] == first
+    for one in (*publishers, moving):
+        one.close()
 
 
 def test_the_node_of_a_vehicle_is_killed(nodes: ClusterNodes) -> None:

@@ -133,12 +133,15 @@ class Subscribers:
 
     def put(self, client_id: str, generation: int, subscription: Subscription) -> None:
         """Add or replace a subscription of a durable session, as the store has it."""
-        known = self.get(client_id)
+        feed = self._feed_of(client_id)
+        clients = self._by_feed.get(feed)
+        if clients is None:
+            clients = self._by_feed[feed] = {}
+        known = clients.get(client_id)
         if known is None or known.generation != generation:
             if known is not None:
                 self._take_out(known)
-            known = Subscriber(client_id, generation)
-            self._by_feed.setdefault(self._feed_of(client_id), {})[client_id] = known
+            known = clients[client_id] = Subscriber(client_id, generation)
         options = Options(
             subscription.qos, subscription.no_local, subscription.retain_as_published, subscription.identifier
         )

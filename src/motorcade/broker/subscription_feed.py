@@ -137,8 +137,12 @@ class SubscriptionFeed:
             self._subscribers.put(client_id, note.generation, records.subscription_from(note.filter, note.record))
 
     async def _reload(self, feed: int) -> None:
-        """Read the subscriptions of a cell again."""
+        """Read the subscriptions of a cell again.
+
+        When a member joins, nothing has to go of what it knows: it takes in each as it comes.
+        """
         slept = self._reloading[feed] = set()
+        first = not self._subscribers.of_feed(feed)
         found: dict[str, tuple[int, dict[str, Subscription]]] = {}
         async for key, value in self._store.records.scan(SUBSCRIPTIONS, time(), feed=feed):
             try:
@@ -149,8 +153,15 @@ class SubscriptionFeed:
             except (msgspec.MsgspecError, ValueError) as error:
                 log.error("record_unreadable", collection=SUBSCRIPTIONS, key=key, error=str(error))  # noqa: TRY400
                 continue
-            _, subscriptions = found.setdefault(client_id, (record.generation, {}))
-            subscriptions[filter_] = records.subscription_of(filter_, record)
+            subscription = records.subscription_of(filter_, record)
+            if not first:
+                _, subscriptions = found.setdefault(client_id, (record.generation, {}))
+                subscriptions[filter_] = subscription
+            elif client_id not in slept and not self._attachments.has(client_id):
+                self._subscribers.put(client_id, record.generation, subscription)
+        if first:
+            del self._reloading[feed]
+            return
         clients = dict.fromkeys((*self._subscribers.of_feed(feed), *found))
         for count, client_id in enumerate(clients, 1):
             if client_id not in slept and not self._attachments.has(client_id):
