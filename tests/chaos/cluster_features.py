@@ -558,7 +558,9 @@ class FanOut(Feature):
             for request, states in counts.items()
             if (left := sum(count for state, count in states.items() if state not in FINAL))
         }
-        found = [f"{sum(pending.values())} deliveries have not ended, first of {min(pending)}"] if pending else []
+        found: list[str] = []
+        if pending and not self.ledger.lapses:  # else data of a message, or its receipt, may be forgotten
+            found.append(f"{sum(pending.values())} deliveries have not ended, first of {min(pending)}")
         return found + ([f"{self._platform.open} batches have no answer"] if self._platform.open else [])
 
     async def _counted(self, member: Member) -> dict[str, dict[State, int]]:

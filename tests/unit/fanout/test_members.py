@@ -31,7 +31,7 @@ from motorcade.plugins.fanout.tables import (
     owner_of,
     untold_of,
 )
-from motorcade.storage.ports import Acknowledge, Append, Batch, Delete, Put, StreamAppend, Take, Written
+from motorcade.storage.ports import Acknowledge, Append, Batch, Delete, Put, StoreError, StreamAppend, Take, Written
 from tests.support.held_store import HeldStore
 from tests.support.members import MemberNode, Members
 from tests.support.virtual import Client, standing
@@ -609,3 +609,59 @@ def test_what_a_cluster_has_left_untold_is_told_by_a_node_by_itself() -> None:
         node.wait(1.0)
         assert [receipt] == node.receipts()
         assert {} == store.inner.records.collections[UNTOLD]
+
+
+@pytest.mark.parametrize("one", range(5))
+@pytest.mark.parametrize("other", range(5))
+def test_batches_of_two_members_that_die_are_completed_though_they_replace_each_other(one: int, other: int) -> None:
+    """Each of them has written so much; each delivery is told of once, and the vehicles get what is left."""
+    with cluster(3) as members:
+        a, b, c = members.nodes
+        send(c, VINS[:3], "r", "zero")
+        die_after(a, one)
+        die_after(b, other)
+        for node, vins, data in ((a, VINS[:3], "a"), (b, VINS[2::-1], "b")):
+            client = platform(node)
+            client.put(INGRESS, packed(batch(list(vins), "r", data)))
+        members.wait(0.5)
+        members.kill(a)
+        members.wait(1.0)
+        members.kill(b)
+        members.wait(8.0)
+        send(c, VINS[:3], "s")
+        for vin in VINS[:3]:
+            assert "s" == in_turn(car(c, vin))[-1]
+        check_final(members)
+
+
+def test_a_batch_in_doubt_and_that_of_a_dead_member_do_not_wait_for_each_other() -> None:
+    """One member does not know what is stored of its batch, another one has died with its own under way."""
+    with cluster(3) as members:
+        a, b, c = members.nodes
+        members.store.inner.atomic = False
+        send(c, VINS[:3], "r", "zero")
+        die_after(b, 1)
+        client = platform(b)
+        client.put(INGRESS, packed(batch(VINS[:3], "r", "b")))
+        members.turn()
+        write = a.plugin_store.write
+        doubt: list[Commit[Written]] = []
+
+        def unknown(steps: Batch) -> Commit[Written]:
+            commit = write(steps)
+            if doubt or not any(isinstance(step, Append) for step in steps.steps):
+                return commit
+            doubt.append(commit)
+            return Commit.failed(StoreError("stored in part"))
+
+        a.plugin_store.write = unknown  # type: ignore[method-assign]
+        publisher = a.peer()
+        publisher.send(Connect("platform-a", 5))
+        publisher.send(Publish(INGRESS, packed(batch(list(VINS[:3]), "r", "a")), 1, packet_id=1))
+        members.wait(0.5)
+        assert doubt
+        members.kill(b)
+        members.wait(15.0)
+        for vin in VINS[:3]:
+            assert ["r"] == in_turn(car(c, vin))
+        check_final(members)
