@@ -1,4 +1,4 @@
-"""Fan-out on three real nodes over one store: batches anywhere, vehicles anywhere, whoever dies.
+"""Fan-out on three real nodes over one store: batches anywhere, vehicles anywhere, and nodes that die.
 
 Each delivery has one final receipt, and no connection of a vehicle ever has two messages that are not acknowledged.
 """

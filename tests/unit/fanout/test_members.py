@@ -183,7 +183,7 @@ def held_receipts(members: Members, node: MemberNode) -> Iterator[None]:
 
 
 def test_a_vehicle_that_comes_between_entry_and_receipts_gets_it_when_they_are_stored() -> None:
-    """Nobody has a hint for its member: it finds the intent, and asks the member that has it."""
+    """No member has a hint for its member: it finds the intent, and asks the member that has it."""
     with cluster() as members:
         a, b = members.nodes
         client = platform(a)
@@ -543,7 +543,7 @@ def test_a_request_is_paused_resumed_and_called_off_from_any_member() -> None:
         members.wait(1.0)
         assert ["accepted", "cancelled"] == states(members, "r", VINS[1])
         there.ack(message)
-        assert "acked" == states(members, "r", VIN)[-1], "it was in flight, and nobody else has ended it"
+        assert "acked" == states(members, "r", VIN)[-1], "it was in flight, and no other member has ended it"
         send(b, VINS[:1], "r")
         assert ["r"] == in_turn(there)
         check_final(members)

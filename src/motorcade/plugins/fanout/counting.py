@@ -1,10 +1,10 @@
-"""Who counts the requests of a cluster: one member reads the stream `receipts`; the others ask it.
+"""Counts of a cluster: one member counts the requests, as a reader of the stream `receipts`; the others ask it.
 
     steward of the stream's cell ─▶ attaches the home of the stream: a fence
           ─▶ the one before counts no more, or is gone
           ─▶ last checkpoint ─▶ what the stream has behind it ─▶ checkpoints, with the fence
 
-Rule 1: a checkpoint is a decision of whoever has the fence. So a member that counted before, and does not know that it
+Rule 1: a checkpoint is a decision of the member with the fence. So one that counted before, and does not know that it
         does no more, changes none.
 Rule 2: the new one loads when the one before has said that nothing of it is under way, or is gone: its checkpoints lie
         in many cells, and the fence guards but one.

@@ -3,7 +3,7 @@
     decide ─▶ record, expected to be the one that was read ─┬─▶ in force here
                                                             └─▶ note ─▶ in force on all members, in the order of notes
 
-Rule 1: a decision is made from the stored one, whoever has made that; so a cancellation outlasts a pause that came at
+Rule 1: a decision is made from the stored one, of whichever member; so a cancellation outlasts a pause that came at
         the same time. With several members that is a condition of the write, else a lock.
 Rule 2: `decide` returns when every member goes by it, or cannot acknowledge anything without it.
 Rule 3: that there are priorities is told in the same way, before the first entry with one is stored. With several
@@ -39,7 +39,7 @@ Make = Callable[[RequestRecord], RequestRecord | None]  #: the next record of th
 
 
 class RequestDecisions:
-    """What operators have decided, in `InflightTable.requests`, and the store."""
+    """The decisions of operators, in `InflightTable.requests`, and the store."""
 
     def __init__(self, context: Context, table: InflightTable, changed: Callable[[RequestRecord], None]) -> None:
         """`changed`: called when a decision is in force here."""

@@ -429,7 +429,7 @@ class Ingress:
     async def _settle_others(self, batch: PendingBatch) -> None:
         """End what a batch has replaced, and what is one too many, when that may be told (rule 5).
 
-        The appends of the batch have removed what it has replaced: so nobody else tells of it.
+        The appends of the batch have removed what it has replaced: so no other member tells of it.
         """
         assert self._members is not None  # noqa: S101
         assert self._outbox is not None  # noqa: S101

@@ -1,4 +1,4 @@
-"""What members of a cluster tell and ask each other of the fan-out.
+"""Items and questions by which members of a cluster tell and ask each other of the fan-out.
 
 | item | body | meaning |
 |---|---|---|
@@ -114,7 +114,7 @@ class FanoutMembers:
     async def until_accepted(self, request_id: str) -> bool:
         """Wait until batches of a request that are under way elsewhere have their `accepted` receipts.
 
-        False if some of these receipts may be missing for good, so that somebody has to look.
+        False if some of these receipts may be missing for good: then the stream has to be looked at.
         """
         waiting, known = [peer.id for peer in self.cluster.peers], True
         while waiting:

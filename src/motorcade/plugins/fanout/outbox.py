@@ -4,7 +4,7 @@
               │                                                                   └─▶ the untold record goes, later
               └ the entry is gone: another member has ended it, and tells its receipt
 
-Rule 1: the store decides who ends a delivery: whoever removes its entry (`Batch.take`) tells the final receipt. An
+Rule 1: the store decides who ends a delivery: the one that removes its entry (`Batch.take`) tells the receipt. An
         append that replaces an entry removes it, too: then its batch tells.
 Rule 2: the untold record is written in the cell of the vehicle, together with that. It goes when the receipt is in the
         stream. What a member that died has left is told by the steward of the cell, who looks first whether the stream

@@ -14,7 +14,7 @@ Rule 2: in a process that goes on, batches of the same request that came before 
         those that came later must be there if they are to be: something is written to each mailbox first, behind them.
 Rule 3: a delivery that ends meanwhile ends once (`inflight`, rule 2); the intent stays until that is written down.
 With several members an intent is completed by its own one while that is alive, else by the steward of the request. Both
-say so in the intent first, and so nobody else does it.
+say so in the intent first, so that no other one does it.
 
 Rule 4: there, entries go before their receipts, and batches of several members may replace each other's entries. So an
         entry that is gone counts as replaced only if no other batch under way names its vehicle, and its end is not

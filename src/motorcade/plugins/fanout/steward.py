@@ -1,4 +1,4 @@
-"""What members that are gone have left: batches, and ends of deliveries, that are not told.
+"""The rest of members that are gone: batches, and ends of deliveries, that are not told.
 
     a member goes, a cell becomes this member's, something could not be done, `NET` is over
         ──▶ batches of requests whose cell is this member's: completed (`recovery`)
@@ -25,7 +25,7 @@ NET: Final = 60.0  #: seconds between two looks at the store without a reason
 
 
 class FanoutSteward:
-    """What one member does for the cells it is the steward of."""
+    """The work of one member for the cells it is the steward of."""
 
     def __init__(self, context: Context, members: FanoutMembers, recovery: Recovery, outbox: Outbox) -> None:
         self._context = context

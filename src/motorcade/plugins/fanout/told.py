@@ -1,4 +1,4 @@
-"""Whether a batch may be sent: its `accepted` receipts are stored.
+"""The batches that may be sent: their `accepted` receipts are stored.
 
 A node by itself knows the batches whose receipts are under way (`InflightTable.storing`). Of several members each knows
 its own batches, and those that it has had a hint of. For an entry of another one it looks for the intent, which is
