@@ -647,9 +647,9 @@ def test_a_batch_in_doubt_and_that_of_a_dead_member_do_not_wait_for_each_other()
         write = a.plugin_store.write
         doubt: list[Commit[Written]] = []
 
-        def unknown(steps: Batch) -> Commit[Written]:
-            commit = write(steps)
-            if doubt or not any(isinstance(step, Append) for step in steps.steps):
+        def unknown(batch: Batch) -> Commit[Written]:
+            commit = write(batch)
+            if doubt or not any(isinstance(step, Append) for step in batch.steps):
                 return commit
             doubt.append(commit)
             return Commit.failed(StoreError("stored in part"))
