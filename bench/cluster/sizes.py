@@ -1,10 +1,11 @@
-"""How large a cluster can become: `.venv/bin/python bench/cluster/sizes.py [join|dead|addressed …] [--sessions N]`.
+"""How large a cluster can become: `.venv/bin/python bench/cluster/sizes.py [WHAT …] [--sessions N]`.
 
     fill        sessions are written by the store's own calls, as a node writes them that puts them to sleep
     join        a node starts on a store with so many sessions: seconds until it is ready, processor time, memory
     dead        a member dies that has so many clients attached: seconds from its fence until all of them are asleep,
                 while a publisher goes on at another node
     addressed   the same sessions with addressed filters: what nodes know of them, and whether a message arrives
+    offers      messages that are offered to sessions, beside those that are appended to their mailboxes, 64 at a time
 
 On one Redis, or on a cluster of six processes (`--cluster`, with as many `--cells`), started for that and filled once.
 Real nodes; processor time of nodes and of Redis is told apart.
@@ -33,10 +34,11 @@ import structlog
 from motorcade.broker import session_records as records
 from motorcade.cluster.membership import MemberRecord
 from motorcade.cluster.roster import Roster
+from motorcade.core.message import Message
 from motorcade.core.subscription import Subscription
 from motorcade.redis.url import RedisOptions
 from motorcade.storage.homes import CLIENT
-from motorcade.storage.ports import SPARE_ALL, Batch, Durability
+from motorcade.storage.ports import SPARE_ALL, Batch, Bound, Draft, Durability
 from motorcade.storage.redis import RedisStore
 from runner.machine import exact_cpu_seconds
 from tests.support import node as node_support
@@ -51,6 +53,7 @@ UNDER_WAY = 64  #: writes
 EXPIRY = 7 * 86_400
 PATTERN = "agent/{client}/#"
 PATIENCE = 600.0  #: seconds until a node is ready, on a machine that does other work
+OFFERS = 20_000
 PUBLISHES = 1000  #: to vehicles that are chosen at random
 
 
@@ -325,10 +328,35 @@ async def _die(store: Servers, clients: int, cluster: ClusterNodes, publishers: 
         report(f"dead: {name} publisher meanwhile", **one.worst(found, done))
 
 
+async def offers(store: Servers, sessions: int) -> None:
+    """Store messages for sessions in both ways."""
+    writer = await opened(store.url)
+    count, room = min(OFFERS, sessions), Bound(1000)
+    for kind in ("append", "offer") * 2:
+        before, redis, now = time.process_time(), store.cpu(), time.time()
+        for start in range(0, count, 64):
+            commits = []
+            for number in range(start, min(count, start + 64)):
+                name, batch = vin(number), Batch()
+                message = Message(f"agent/{name}/cmd", b"x" * 100, 1, False, "platform")
+                if kind == "append":
+                    body, payload = records.ENTRY.encode(message, 1)
+                    batch.append([records.owner_of(name)], Draft(body, payload), now, room, (), [1])
+                else:
+                    body, payload = records.offered_body(message)
+                    batch.offer(name, message.topic, Draft(body, payload), now, room, qos=1)
+                commits.append(writer.write(batch))
+            for commit in commits:
+                assert (await commit).appended[0].position
+        used, redis = time.process_time() - before, store.cpu() - redis
+        report(f"offers: {count} by {kind}", caller_us=used / count * 1e6, redis_us=redis / count * 1e6)
+    await writer.close()
+
+
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["join", "addressed", "dead"])
+    parser.add_argument("what", nargs="*", default=["join", "addressed", "offers", "dead"])
     parser.add_argument("--sessions", type=int, default=1_000_000, help="that sleep")
     parser.add_argument("--clients", type=int, default=100_000, help="of the member that dies")
     parser.add_argument("--cluster", action="store_true", help="a Redis Cluster of six processes")
@@ -345,6 +373,8 @@ def main() -> None:
             join(store, asked.sessions, addressed=False)
         if "addressed" in asked.what:
             join(store, asked.sessions, addressed=True)
+        if "offers" in asked.what:
+            asyncio.run(offers(store, asked.sessions))
         if "dead" in asked.what:
             dead(store, asked.clients)
 
