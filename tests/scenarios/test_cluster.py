@@ -6,11 +6,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count, product
+from typing import Any
 
 import pytest
 
-from tests.scenarios.clients import KINDS, Listeners, RealClient
+from tests.scenarios.clients import KINDS, Kind, Listeners, RealClient
+from tests.scenarios.clients import Will as ClientWill
 from tests.scenarios.witness import metrics
 from tests.support.cluster_nodes import ClusterNodes
 from tests.support.commands import run
@@ -195,25 +198,59 @@ def test_a_will_is_published_once_wherever_its_client_breaks(nodes: ClusterNodes
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.transport == "tcp"], ids=str)
-def test_the_clients_that_people_use_talk_over_the_nodes(nodes: ClusterNodes, kind: object) -> None:
-    """Retained or not, each QoS: from a client at one node to one of the same kind at another."""
+def test_the_clients_that_people_use_talk_over_the_nodes(nodes: ClusterNodes, kind: Kind) -> None:
+    """From one node to another: each QoS, what is retained, a will, a shared group, and a session that moves."""
     topic = unique("people")
-    here, there = (
-        kind.driver(Listeners(node.mqtt, node.mqtt), kind.transport, kind.version)  # type: ignore[attr-defined]
-        for node in nodes.nodes[:2]
-    )
-    assert isinstance(here, RealClient)
-    try:
-        here.connect(unique("here"))
-        there.connect(unique("there"))
+    with ExitStack() as stack:
+
+        def at(node: NodeProcess, name: str, **kw: Any) -> RealClient:
+            made = kind.driver(Listeners(node.mqtt, node.mqtt), kind.transport, kind.version)
+            stack.callback(made.close)
+            made.connect(name, **kw)
+            return made
+
+        here, there = at(nodes[0], unique("here")), at(nodes[1], unique("there"))
         here.subscribe(topic, 2)
         for qos in (0, 1, 2):
             there.publish(topic, b"qos %d" % qos, qos)
             got = here.receive()
             assert (topic, b"qos %d" % qos, qos) == (got.topic, got.payload, got.qos)
-    finally:
-        here.close()
-        there.close()
+
+        there.publish(f"{topic}/kept", b"kept", 1, retain=True)
+        late = at(nodes[2], unique("late"))
+        late.subscribe(f"{topic}/kept", 1)
+        got = late.receive()
+        assert (b"kept", True) == (got.payload, got.retain)
+
+        witness = at(nodes[0], unique("witness"))
+        witness.subscribe(f"{topic}/will", 1)
+        breaks = at(nodes[1], unique("breaks"), will=ClientWill(f"{topic}/will", b"broken"))
+        breaks.subscribe(f"{topic}/none", 1)  # only then mosquitto's is connected
+        breaks.drop()
+        assert b"broken" == witness.receive().payload
+
+        workers = [at(node, unique("worker")) for node in (nodes[0], nodes[2])]
+        for worker in workers:
+            worker.subscribe(f"$share/{topic}/{topic}/work", 1)
+        for payload in numbered(10):
+            there.publish(f"{topic}/work", payload, 1)
+        wanted = set(numbered(10))
+        while wanted:
+            for worker in workers:
+                while not worker.inbox.empty():
+                    wanted.discard(worker.inbox.get().payload)
+            let_pass(0.01)
+
+        name = unique("mover")
+        mover = at(nodes[0], name, clean=False)
+        mover.subscribe(f"{topic}/moves", 1)
+        mover.disconnect()
+        for payload in numbered(5):
+            there.publish(f"{topic}/moves", payload, 1)
+        moved = at(nodes[2], name, clean=False)
+        moved.subscribe(f"{topic}/moves", 1)  # likewise
+        assert numbered(5) == [moved.receive().payload for _ in range(5)]
+        moved.disconnect()
 
 
 def test_a_killed_node_takes_nothing_with_it(nodes: ClusterNodes) -> None:

@@ -92,13 +92,8 @@ MAX_OPTIONS: Final = 512  #: options that are compared with those of others
 _encode = msgspec.msgpack.Encoder().encode
 _decode_positions = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
-_BOOT: Final = getattr(system, "CLOCK_BOOTTIME", system.CLOCK_MONOTONIC)
-_clock_gettime = system.clock_gettime
-
-
-def view_time() -> float:
-    """Return the time of the view (rule 4)."""
-    return _clock_gettime(_BOOT)
+#: The time of the view (rule 4).
+view_time: Final = partial(system.clock_gettime, getattr(system, "CLOCK_BOOTTIME", system.CLOCK_MONOTONIC))
 
 
 class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -687,8 +682,9 @@ class ClusterMember:
 
     @property
     def holds(self) -> bool:
-        """See `Cluster`. Read for every PUBLISH, so it is a comparison."""
-        return self._now() < self.view.until
+        """See `Cluster`. Read for all that a client sends at once, so it asks for the time only if there are others."""
+        until = self.view.until
+        return until == math.inf or self._now() < until
 
     def again(self) -> Commit[None]:
         commit: Commit[None] = Commit()
