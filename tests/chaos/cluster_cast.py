@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any
 
+from motorcade.storage.redis import INLINE_MANY
 from tests.chaos.client import SESSION_EXPIRY, Deliver, Gone, StrictClient, dial, read_packet
 from tests.chaos.cluster_features import FEATURES, Feature
 from tests.chaos.cluster_judge import CLIENT, Arrival, Ledger, homes_of
@@ -427,11 +429,15 @@ class ClusterCast:
         return found
 
     def _excused(self, homes: list[str], windows: list[Window], publication: Publication) -> bool:
-        return any(
-            self.ledger.excuses(home, publication.sent[0], publication.completed)
-            or any(self.ledger.excuses(home, window.asked, window.granted) for window in windows)
-            for home in homes
-        ) or any(client in homes for client in (CLIENT + name for name, *_ in self.ledger.forgotten_sessions))
+        return (
+            any(
+                self.ledger.excuses(home, publication.sent[0], publication.completed)
+                or any(self.ledger.excuses(home, window.asked, window.granted) for window in windows)
+                for home in homes
+            )
+            or self.ledger.lacks_payload(publication)
+            or any(client in homes for client in (CLIENT + name for name, *_ in self.ledger.forgotten_sessions))
+        )
 
     def open_flows(self) -> list[Publication]:
         """What was sent, and has no answer yet."""
@@ -504,7 +510,9 @@ class ClusterCast:
         number = self._numbers[publisher]
         place = f"chaos/{root}/{publisher}/q{qos}/{random.randrange(TOPICS) if topic is None else topic}"
         name = f"{publisher}:{number:06}:q{qos}:{place[-1]}"
-        return Publication(name, publisher, place, number, qos), make_payload(name, any_size(random))
+        payload = make_payload(name, any_size(random))
+        digest = hashlib.sha256(payload).digest() if len(payload) > INLINE_MANY else b""
+        return Publication(name, publisher, place, number, qos, payload=digest), payload
 
     async def _publish(self, client: StrictClient) -> None:
         while not self.stopping.is_set():

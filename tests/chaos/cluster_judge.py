@@ -8,7 +8,8 @@ Rules 1 to 5 of `judge` hold, and these:
 Rule 6: a receiver without a session is another receiver on each connection. What was acknowledged so long before its
         end that the members must have known of each other's deaths is owed to it.
 Rule 7: a store that forgets takes what was under way about the homes of the cells that were forgotten, at that time
-        (`Lapse`). All of it is counted as excused, by kind.
+        (`Lapse`), and payloads that lie in such a cell, for all their receivers. All of it is counted as excused, by
+        kind.
 Rule 8: a look at retained messages sees the last value that was acknowledged a while before; the last looks, at the
         end, see the last one.
 Rule 9: what a publisher says at two members comes to live receivers by two links, of which one may be slow: a publisher
@@ -53,7 +54,7 @@ class Forgotten(Protocol):
     def began(self) -> float:
         """When that time began."""
 
-    def concerns(self, home: str, began: float, ended: float) -> bool:
+    def concerns(self, home: str | bytes, began: float, ended: float) -> bool:
         """Whether something about this home, which began and ended then, may be gone."""
 
 
@@ -99,6 +100,12 @@ class Ledger(History):
         told = publication.acknowledged
         return any(
             place == publication.through[-1] and told <= when <= told + self.slack for place, when in self.deaths
+        )
+
+    def lacks_payload(self, publication: Publication) -> bool:
+        """Whether a store may have forgotten its payload, which lies in a cell of its own for all receivers."""
+        return bool(publication.payload) and any(
+            lapse.concerns(publication.payload, publication.sent[0], publication.completed) for lapse in self.lapses
         )
 
     def excuses(self, home: str, began: float, ended: float) -> bool:
@@ -214,7 +221,7 @@ def _judge_receiver(ledger: Ledger, timeline: Timeline, receiver: Receiver, verd
             ledger.excuses(home, publication.sent[0], publication.completed)
             or ledger.excuses(home, window.asked, window.granted)
             for home in homes
-        )
+        ) or ledger.lacks_payload(publication)
         if "#" in receiver.name and publication.through and ledger.died_after(publication):
             verdict.untold += 1
             continue

@@ -42,8 +42,8 @@ class Lapse:
     began: float
     ended: float
 
-    def concerns(self, home: str, began: float, ended: float) -> bool:
-        """Whether something about this home, which began and ended then, may be gone."""
+    def concerns(self, home: str | bytes, began: float, ended: float) -> bool:
+        """Whether something about this home, or payload of this digest, which began and ended then, may be gone."""
         return CELLS.of(home) in self.cells and began <= self.ended and self.began <= ended
 
 

@@ -43,6 +43,7 @@ class Publication:
     refused: int = 0  #: reason code of a broker that did not take it
     given_up: bool = False  #: its session was gone, and with it the right to repeat it
     through: list[str] = field(default_factory=list)  #: the nodes that it went out to, every time
+    payload: bytes = b""  #: digest of its payload, if a store may keep that apart from the entries of its receivers
 
     @property
     def is_acknowledged(self) -> bool:

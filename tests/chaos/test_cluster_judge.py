@@ -15,11 +15,11 @@ from tests.chaos.judge import NEVER, Delivery, Probe, Publication, Retained, Wil
 class Gap:
     """A store that has forgotten one home, in one interval."""
 
-    home: str
+    home: str | bytes
     began: float
     ended: float
 
-    def concerns(self, home: str, began: float, ended: float) -> bool:
+    def concerns(self, home: str | bytes, began: float, ended: float) -> bool:
         return home == self.home and began <= self.ended and self.began <= ended
 
 
@@ -170,6 +170,18 @@ def test_a_store_that_forgets_excuses_what_it_held_and_nothing_else(
         fault(ledger)
         ledger.lapses = [Gap(home, 45.0, 50.0)]
         assert not judge(ledger).passed, "another time"
+
+
+def test_a_payload_that_was_forgotten_is_missed_by_all_its_receivers() -> None:
+    """It lies in a cell of its own. What was sent at another time, or is another one, is not excused."""
+    for lapses, passed in (([Gap(b"digest", 9.0, 12.0)], True), ([Gap(b"digest", 20.0, 21.0)], False), ([], False)):
+        ledger = sound()
+        ledger.publications["p:10"].payload = b"digest"
+        for receiver in ("r", "s#1"):
+            without(ledger, receiver, "p:10")
+        ledger.lapses = lapses
+        verdict = judge(ledger)
+        assert passed is verdict.passed and passed == verdict.excused["lost"]
 
 
 def test_what_began_before_a_subscription_has_no_order() -> None:

@@ -61,6 +61,8 @@ async def check_servers(servers: Servers, level: Durability, options: RedisOptio
 
 
 def _check_server(address: ServerAddress, info: dict[str, str], clustered: bool, options: RedisOptions) -> None:
+    if info.get("loading") == "1":  # it says of itself that it keeps no file, until that is read
+        raise StoreAwayError(f"{address} is still reading its data")
     version = info.get("redis_version", "0.0")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
         raise StoreError(f"{address} is Redis {version}; 7.0 or later, or Valkey, is needed")

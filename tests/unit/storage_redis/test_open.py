@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from motorcade.redis.url import RedisOptions
-from motorcade.storage.ports import Durability, StoreError
+from motorcade.storage.ports import Durability, StoreAwayError, StoreError
 from motorcade.storage.redis import RedisStore
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer
@@ -30,6 +32,28 @@ async def test_a_server_without_append_only_file_is_refused(own_server: RedisSer
     own_server.command("CONFIG", "SET", "appendonly", "no")
     assert "appendonly yes" in await refused(own_server.url)
     await accepted(own_server.url + "?unchecked=yes")
+
+
+async def test_a_server_that_still_reads_its_file_is_waited_for(own_server: RedisServer) -> None:
+    """It says meanwhile that it keeps none."""
+    filling = own_server.client.pipeline(transaction=False)
+    for number in range(8000):  # while it reads it answers after each 1024
+        filling.set(f"key{number}", "x")
+    filling.execute()
+    own_server.stop()
+    own_server.settings["key-load-delay"] = "300"  # microseconds
+    starting = asyncio.create_task(asyncio.to_thread(own_server.start))
+    away = 0
+    while True:
+        try:
+            await accepted(own_server.url)
+        except StoreAwayError as error:
+            away += "still reading" in str(error)
+            await asyncio.sleep(0.05)
+        else:
+            break
+    await starting
+    assert away
 
 
 async def test_a_server_that_evicts_is_refused(own_server: RedisServer) -> None:
