@@ -290,6 +290,9 @@ class MemoryCluster:
     def handled(self, feed: int) -> int:
         return self.notes.handled(feed)
 
+    def gap_end(self, feed: int) -> int | None:
+        return self.notes.gap_end(feed)
+
     def reload(self, feed: int) -> None:
         with self.loop.running():  # a test may ask from outside
             self.notes.reload(feed)

@@ -208,6 +208,12 @@ class Attachments:
         if client is not None:
             client.noted = max(client.noted, number)
 
+    def note_gap(self, feed: int, end: int) -> None:
+        """Note that notes above this one were forgotten: what has their numbers from now on is not known here."""
+        for client in self._clients.values():
+            if client.noted > end and self._store.feeds.feed_of(CLIENT + client.id) == feed:
+                client.noted = end
+
     # -- they come
 
     def claim(self, client_id: str, *, lasting: bool = True, clean: bool = False) -> Commit[None]:

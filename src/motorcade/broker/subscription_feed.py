@@ -10,6 +10,8 @@ Rule 2: notes about a client that is attached here were written by this member, 
         other one says that the client is attached to its writer now: it is lost to this member.
 Rule 3: a session that goes to sleep becomes a subscriber at once, as it is. Notes about it that were written before are
         passed over when they come (`_slept`).
+Rule 4: a fail-over may forget notes, and give their numbers again. When notes are missing, no number above the new end
+        of the feed is relied on any more, neither that of rule 2 nor that of rule 3.
 """
 
 from __future__ import annotations
@@ -141,6 +143,9 @@ class SubscriptionFeed:
 
         When a member joins, nothing has to go of what it knows: it takes in each as it comes.
         """
+        end = self._cluster.gap_end(feed)
+        if end is not None:
+            self._forget_numbers(feed, end)
         slept = self._reloading[feed] = set()
         first = not self._subscribers.of_feed(feed)
         found: dict[str, tuple[int, dict[str, Subscription]]] = {}
@@ -169,6 +174,14 @@ class SubscriptionFeed:
             if not count % RELOAD_STEP:
                 await asyncio.sleep(0)
         del self._reloading[feed]
+
+    def _forget_numbers(self, feed: int, end: int) -> None:
+        """Forget which notes were taken into account, above the end of a feed that has lost some (rule 4)."""
+        feed_of = self._store.feeds.feed_of
+        for client_id, number in list(self._slept.items()):
+            if number > end and feed_of(CLIENT + client_id) == feed:
+                del self._slept[client_id]
+        self._attachments.note_gap(feed, end)
 
     def _replace(self, client_id: str, generation: int, subscriptions: dict[str, Subscription]) -> None:
         """Make what is known of a client what the store has."""

@@ -81,6 +81,7 @@ log = structlog.stdlib.get_logger("motorcade.cluster")
 
 NAMED: Final = "named"  #: kind of the items: notes that their sender grants something with
 HANDLED: Final = "handled"  #: and the answers to them
+GOODBYE: Final = "goodbye"  #: and the last one of a member that leaves after its last client
 WAIT: Final = 0.02  #: seconds between two looks at what joining waits for
 TELL_AGAIN: Final = 10.0  #: seconds between two lines in the log about what joining waits for
 CLOCKS_APART: Final = 60.0  #: seconds between two looks at the clock of the store
@@ -160,6 +161,7 @@ class ClusterMember:
         self._told_peers: dict[str, Link] = {}
         self._fencing: set[str] = set()
         self._departed: list[_Departed] = []
+        self._left: set[str] = set()  # members that have said goodbye, until their records are gone
         self._unconfirmed: dict[int, list[tuple[int, int, str]]] = {}  # by feed: number needed, number named, member
         self._awaited: dict[int, list[tuple[int, Commit[None]]]] = {}  # by feed: number needed
         self._again: list[Commit[None]] = []
@@ -209,6 +211,7 @@ class ClusterMember:
         self.links = Links(identity, self, options.links, self._security, self._supervisor)
         self.links.on_item(NAMED, self._on_named)
         self.links.on_item(HANDLED, self._on_handled)
+        self.links.on_item(GOODBYE, self._on_goodbye)
         self._membership = Membership(me, options.lease)
         self._renewed_at = self._loop.time()
         self._start(self._renew_forever, "cluster.renew")
@@ -328,6 +331,9 @@ class ClusterMember:
         if was_member:
             try:
                 async with asyncio.timeout(DEPARTURE):
+                    for link in self.links.peers:
+                        if clean:
+                            link.send(GOODBYE, b"")
                     for link in self.links.peers:
                         if link.status is LinkStatus.OPEN:
                             await link.confirm()
@@ -462,8 +468,9 @@ class ClusterMember:
         self.links.close_dead(record.id, "it has left" if left else "it was found dead")
         self._differing.pop(record.id, None)
         self._refusals.pop(record.id, None)
-        if left:
+        if left and record.id in self._left:  # the record of one that was found dead may be gone before it was seen so
             self.view.left(record.id)
+        self._left.discard(record.id)
         self._leave_view(record.id)
 
     def _leave_view(self, member: str) -> None:
@@ -632,6 +639,9 @@ class ClusterMember:
         link = self.links.peer(member)
         if link is not None:
             link.send(HANDLED, _encode([(feed, number)]))
+
+    def _on_goodbye(self, peer: Peer, _body: bytes) -> None:
+        self._left.add(peer.id)
 
     def _on_handled(self, peer: Peer, body: bytes) -> None:
         for feed, number in _decode_positions(body):
@@ -868,6 +878,9 @@ class ClusterMember:
 
     def reload(self, feed: int) -> None:
         self.notes.reload(feed)
+
+    def gap_end(self, feed: int) -> int | None:
+        return self.notes.gap_end(feed)
 
     @property
     def feeds(self) -> int:

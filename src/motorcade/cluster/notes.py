@@ -63,7 +63,7 @@ class _Registered:
 class _Cell:
     """The feed of one cell."""
 
-    __slots__ = ("again", "feed", "handled", "lock", "reading", "seen")
+    __slots__ = ("again", "feed", "gap", "gap_end", "handled", "lock", "reading", "seen")
 
     def __init__(self, feed: int, end: int) -> None:
         self.feed = feed
@@ -71,6 +71,8 @@ class _Cell:
         self.handled = end  #: and of the last one that counts as handled
         self.reading = False  #: notes are missing, or it was never read
         self.again = False  #: it has to be read (again)
+        self.gap = False  #: since notes are missing
+        self.gap_end: int | None = None  #: end of the feed, while it is read for that reason
         self.lock = asyncio.Lock()  #: of the one who reads it
 
 
@@ -146,6 +148,10 @@ class NoteReader:
         if self._cells:
             self._read_again(self._cells[feed])
 
+    def gap_end(self, feed: int) -> int | None:
+        """Return the end of a feed whose cell is read because notes were missing (`Cluster.gap_end`)."""
+        return self._cells[feed].gap_end if self._cells else None
+
     def look(self, feed: int) -> None:
         """Look at a feed at once: a note is there."""
         if self._tail is not None:
@@ -162,6 +168,7 @@ class NoteReader:
         if page.gap:
             self.gaps += 1
             log.warning("cluster_notes_missing", feed=cell.feed, handled=cell.handled, consequence="it is read again")
+            cell.gap = True
             self._read_again(cell)
             return
         for note in page.notes:
@@ -234,13 +241,15 @@ class NoteReader:
                         registered.held[feed] = []  # the tail gives again what comes after the end
                     cell.seen = end.number
                     tail.reset(feed, end)
+                if cell.gap:
+                    cell.gap, cell.gap_end = False, end.number
                 cell.again = False
                 for registered in handlers:
                     registered.floors[feed] = end.number
                     await registered.reload(feed)
             for registered in handlers:
                 self._release(registered, feed)
-            cell.reading = False
+            cell.reading, cell.gap_end = False, None
             cell.handled = cell.seen
 
     async def _read_all(self, registered: _Registered) -> None:

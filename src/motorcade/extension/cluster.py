@@ -145,6 +145,12 @@ class Cluster(Protocol):
     def reload(self, feed: int) -> None:
         """Read a cell again, as if notes were missing."""
 
+    def gap_end(self, feed: int) -> int | None:
+        """Return the end of a feed whose cell is read because notes were missing; None: it is not read, or else why.
+
+        A fail-over may have forgotten notes, and gives their numbers again: those above this end are others.
+        """
+
     @property
     def feeds(self) -> int:
         """Return how many feeds there are, which is how many cells."""

@@ -22,11 +22,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from motorcade.broker.attachments import Attachments
 from motorcade.broker.relay import Relay
 from motorcade.cluster.member import ClusterMember
+from motorcade.cluster.membership import steward
+from motorcade.storage.homes import MEMBERS
 from motorcade.storage.memory import MemoryMailboxes
 from tests.support.cell_store import Cell
 from tests.support.cluster_world import CELLS, LEASE, STORE, VIEW_LEASE
 from tests.unit.cluster.model_clients import BrokenPromiseError, ModelClient
-from tests.unit.cluster.model_machine import ClusterMachine
+from tests.unit.cluster.model_machine import CLIENTS, ClusterMachine
 
 #: A run is long, and what it has found is found again by repeating its steps: nothing is made shorter.
 FEW = settings(
@@ -193,3 +195,52 @@ def test_a_cluster_without_a_protection_is_found(what: str) -> None:
     """The same run breaks a promise without it."""
     with pytest.raises(BrokenPromiseError), led(2, what) as run:
         LEADS[what](run)
+
+
+# -- what the model has found
+
+
+def test_a_member_hears_of_subscriptions_whose_numbers_were_given_before() -> None:
+    """A fail-over has forgotten notes; those that come in their place are new to a member that had the client then."""
+    with led(2, "") as run:
+        car, publisher = come(run, 0, 1), come(run, 1, 1, durable=False)
+        for filter_ in ("a", "b", "c"):
+            car.subscribe(filter_, 1)
+        run.go_on(0.1)
+        run.world.cells.forget(run.world.cells.of("client:c0").number, 2, run.world.now)
+        run.go_on(0.6)
+        car.break_off()
+        come(run, 0, 0, seconds=0.5)
+        window = car.subscribe("t/a", 1)
+        run.go_on(0.5)
+        sent = publisher.publish("t/a", 1)
+        run.go_on(0.5)
+        assert window is not None and sent is not None
+        assert window.granted < sent.sent[0] <= sent.acknowledged < run.world.now
+        assert car.life is not None
+        assert [sent.name] == [arrival.name for arrival in car.life.arrivals]
+
+
+def test_a_member_whose_record_is_gone_may_still_rely_on_its_view() -> None:
+    """A member misses that another one was found dead, and finds no record of it: that one has not left by itself.
+
+    It is only cut off from the store, and answers publishers as long as its view holds.
+    """
+    with led(3, "") as run:
+        run.host(0).kill()
+        run.host(0).start()
+        assert run.world.until(run.world.whole, 2 * LEASE)
+        feeds = [run.world.cells.of(f"client:c{number}").number for number in range(CLIENTS)]
+        number = next(number for number in range(CLIENTS) if steward(["n1~4", "n2~2"], feeds[number]) == "n2~2")
+        publisher, car = come(run, number, 2, durable=False), come(run, (number + 1) % CLIENTS, 0, durable=False)
+        run.cut_from_store(2, "both", LEASE - 0.6)
+        run.host(0).stop()
+        records = run.world.cells.of(MEMBERS).engine.records
+        assert run.world.until(lambda: "n3~3" not in records.collections["member"], LEASE)
+        run.host(0).go_on()
+        run.go_on(0.6)
+        window = car.subscribe("t/a", 1)
+        run.go_on(0.1)
+        publisher.publish("t/a", 1)
+        run.go_on(0.1)
+        assert window is not None and window.granted > run.world.now, "it is waited for"
