@@ -38,6 +38,7 @@ INTERVAL: Final = 1.0  #: seconds between two looks
 MAX_CLAIMS: Final = 256  #: clients that are claimed at the same time
 MAX_PUT: Final = 256  #: clients that are put to sleep at the same time
 TOGETHER: Final = 64  #: of these, in one write
+AT_ONCE: Final = 4  #: cells that are looked at together, so that the store has work while this member has
 PAGE: Final = 1000  #: due times of a cell read at once
 
 
@@ -77,15 +78,21 @@ class Steward:
         self._takeovers = takeovers
 
     async def look(self) -> None:
-        """Look at all cells once."""
-        for feed in range(self._cluster.feeds):
-            if self._cluster.is_steward(feed):
-                for member in self._cluster.fenced():
-                    await self._adopt_all(member, feed)
-                due = await self._store.coordination.due(feed, time(), PAGE)
-                await self._claim_all(home for home, _ in due)
+        """Look at all cells once, some at a time."""
+        own = [feed for feed in range(self._cluster.feeds) if self._cluster.is_steward(feed)]
+        for start in range(0, len(own), AT_ONCE):
+            looks = map(self._look_at, own[start : start + AT_ONCE])
+            failed = [one for one in await asyncio.gather(*looks, return_exceptions=True) if one is not None]
+            if failed:
+                raise failed[0]
         while self._claims:
             await asyncio.wait(self._claims)
+
+    async def _look_at(self, feed: int) -> None:
+        for member in self._cluster.fenced():
+            await self._adopt_all(member, feed)
+        due = await self._store.coordination.due(feed, time(), PAGE)
+        await self._claim_all(home for home, _ in due)
 
     async def _adopt_all(self, member: str, feed: int) -> None:
         """Take care of the clients of a cell that are attached to a member that died."""
