@@ -23,6 +23,17 @@ def test_bars_compare_the_median_cost_of_a_message() -> None:
     assert [0.95, 1.54, 2.31] == [round(ratio, 2) for _, ratio, _ in measured.bars()]
 
 
+def test_what_a_node_costs_without_traffic_is_taken_from_its_core() -> None:
+    """Not from the cost of its messages, which a slow machine would make larger."""
+    measured = bench(lone=1.0, member=1.0, two=1.3, across=2.0)
+    assert 1.0 == measured.bars()[0][1]
+    for layout, share in (("lone", 0.01), ("member", 0.07)):
+        measured.figures["live-q1", IN_TURNS[layout]].idle = [share, share, 0.5]
+    (what, ratio, met), *_ = measured.bars()
+    assert ("live-q1: a member alone" in what, 0.939, False) == (True, round(ratio, 3), met)
+    assert "live-q1 member, in turns: 7.00% of a core without traffic" in markdown(measured, cases(quick=True), [])
+
+
 def test_each_bar_can_be_missed() -> None:
     measured = bench(lone=1.0, member=1.06, two=1.34, across=3.4)
     assert [False, False, False] == [met for *_, met in measured.bars()]
