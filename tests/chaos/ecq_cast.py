@@ -19,6 +19,7 @@ from tests.support.compacted import FORMS
 from tests.support.flows import RECEIVE_MAXIMUM, SESSION_EXPIRY, USER_PROPERTY
 from tests.support.wire import Address, Packet
 
+LATE = 15.0  #: seconds for which a rewind without an answer may still be carried out, on another connection
 RETRY = 0.03  #: seconds between two attempts to reach a node that is down
 IN_FLIGHT = 16  #: of a producer
 KEYS = 12  #: of a producer in each queue
@@ -133,6 +134,7 @@ class Consumer:
         self._version = random.choice((4, 5, 5))
         self._packet_id = 0
         self._subscribed = False  #: its session has the subscription: the node has said so
+        self._asked: dict[int, float] = {}  #: rewinds without an answer, and when they were asked for
 
     async def run(self) -> None:
         while True:
@@ -161,6 +163,7 @@ class Consumer:
         process = self._process()
         reader, writer, connack = await dial(_at(self._address), connect, self._version)
         visit = Visit(process)
+        visit.rewound = any(time.monotonic() - asked < LATE for asked in self._asked.values())
         try:
             if connack.reason:
                 raise Gone
@@ -194,8 +197,10 @@ class Consumer:
                     self._subscribed = True
                     if packet.reasons != [1]:
                         self.odd.append(f"{self.story.client}: SUBACK {packet.reasons}")
-                elif packet.type == wire.PUBACK and (packet.reason or 0) >= 0x80:
-                    self.odd.append(f"{self.story.client}: rewind refused with 0x{packet.reason:02x}")
+                elif packet.type == wire.PUBACK:
+                    self._asked.pop(packet.packet_id or 0, None)
+                    if (packet.reason or 0) >= 0x80:
+                        self.odd.append(f"{self.story.client}: rewind refused with 0x{packet.reason:02x}")
                 elif packet.type == wire.DISCONNECT:
                     raise Gone
         finally:
@@ -235,7 +240,9 @@ class Consumer:
         visit.rewound = True
         number = self._random.randint(1, max(one.number for one in visit.deliveries))
         topic = f"{self._root}/rewind/{self.story.place.name}"
-        writer.write(wire.publish_packet(topic, b"%d" % number, qos=1, packet_id=self._next_id()))
+        packet_id = self._next_id()
+        self._asked[packet_id] = time.monotonic()
+        writer.write(wire.publish_packet(topic, b"%d" % number, qos=1, packet_id=packet_id))
 
     async def _leave(self, writer: asyncio.StreamWriter, visit: Visit) -> None:
         """After a while, with a word or without, unless it is steady then."""
