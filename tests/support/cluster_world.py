@@ -338,7 +338,7 @@ class HostNode:
         host = self.host
         links = LinkOptions(bind=f"{host.address}:{PORT}", patience=PATIENCE, lease=LEASE)
         options = MemberOptions(
-            cluster=CLUSTER, name=host.name, links=links, lease=LEASE, view_lease=VIEW_LEASE, addressed=ADDRESSED
+            cluster=CLUSTER, name=host.name, links=links, lease=LEASE, view_lease=VIEW_LEASE, addressed=host.addressed
         )
         member = self.member = ClusterMember(
             options, LinkSecurity(plain=True), store, self.tasks, self._rejoin, (host.awake, host.even)
@@ -353,7 +353,7 @@ class HostNode:
         state, broker, loop = self.state, self.broker, cast("asyncio.AbstractEventLoop", self.loop)
         sessions = SessionStore(store, state, loop, broker.flusher.later, self.tasks)
         self.session_store = state.store = state.registry.store = sessions
-        addressing = Addressing(ADDRESSED)
+        addressing = Addressing(host.addressed)
         self.relay = Relay(member, state, broker.flusher.later, self.tasks, addressing)
         SharedBans(member, store, state)
         self.attachments = Attachments(member, sessions, state.registry, broker.publish_will)
@@ -450,6 +450,7 @@ class Host:
         self.world = world
         self.name = f"n{number}"
         self.address = f"127.0.0.{number}"
+        self.addressed = ADDRESSED  #: patterns in its configuration
         self.offset = 0.0  #: of the system's clock
         self.slept = 0.0  #: seconds that the machine was suspended for
         self.loop: HostLoop | None = None  #: None: no process
