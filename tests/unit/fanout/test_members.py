@@ -14,6 +14,7 @@ from motorcade.commit import Commit
 from motorcade.core import receipt as receipts
 from motorcade.core.receipt import FINAL, LATE_ACK, Receipt, State
 from motorcade.core.record import decode as decode_record
+from motorcade.extension.ask_all import UnansweredError
 from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.mqtt.packets import Connect, Puback, Publish
 from motorcade.mqtt.properties import Properties
@@ -665,3 +666,15 @@ def test_a_batch_in_doubt_and_that_of_a_dead_member_do_not_wait_for_each_other()
         for vin in VINS[:3]:
             assert ["r"] == in_turn(car(c, vin))
         check_final(members)
+
+
+def test_a_member_that_does_not_answer_is_named_where_it_may_have_the_vehicle() -> None:
+    with cluster() as members:
+        a, b = members.nodes
+        send(a, [VIN], "r")
+        car(b)
+        a.cluster.mute.add(b.member)
+        a.begin(fanout(a).why(VIN))
+        with pytest.raises(UnansweredError, match=r"connected is not known now; no answer from: n2"):
+            members.wait(4.0)
+        assert "in_flight" == str(b.run(fanout(b).why(VIN)).reason)

@@ -17,6 +17,7 @@ from motorcade.core.reasons import ReasonCode
 from motorcade.core.receipt import ReceiptError
 from motorcade.core.record import RecordError
 from motorcade.core.vin import check_vin
+from motorcade.extension.ask_all import PATIENCE as SHORT
 from motorcade.extension.ask_all import UnansweredError
 from motorcade.extension.declared import ConflictError, UnknownError
 from motorcade.plugins.fanout import batch as batches
@@ -238,10 +239,12 @@ class FanoutService:
         check_vin(vin, check_digit=self._table.config.check_digit)
         members = self._parts.members
         if members is not None and self._hub.client(vin) is None:
-            answers = await members.ask_all(VEHICLE, vin.encode())
+            answers = await members.ask_all(VEHICLE, vin.encode(), patience=SHORT)
             for body in answers.found.values():
                 if body:
                     return _decode_vehicle(body)
+            if answers.silent:
+                raise UnansweredError(f"where {vin} is connected is not known now", answers.silent)
         return await self._vehicle(vin)
 
     async def _answer_vehicle(self, _member: str, body: bytes) -> bytes:
