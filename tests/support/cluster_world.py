@@ -450,7 +450,7 @@ class Host:
         self.world = world
         self.name = f"n{number}"
         self.address = f"127.0.0.{number}"
-        self.addressed = ADDRESSED  #: patterns in its configuration
+        self.addressed: tuple[str, ...] = ADDRESSED  #: patterns in its configuration
         self.offset = 0.0  #: of the system's clock
         self.slept = 0.0  #: seconds that the machine was suspended for
         self.loop: HostLoop | None = None  #: None: no process
