@@ -53,6 +53,7 @@ UNDER_WAY = 64  #: writes
 EXPIRY = 7 * 86_400
 PATTERN = "agent/{client}/#"
 PATIENCE = 600.0  #: seconds until a node is ready, on a machine that does other work
+PATIENT = "lease = 10.0\nview_lease = 15.0"  #: of nodes: the member that is to die has all of its clients before
 OFFERS = 20_000
 PUBLISHES = 1000  #: to vehicles that are chosen at random
 
@@ -258,13 +259,10 @@ class DyingMember:
             await store.write(batch)
             room.release()
 
-        tasks = set()
-        for number in range(self._clients):
-            await room.acquire()
-            task = asyncio.create_task(attach(number))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._clients):
+                await room.acquire()
+                group.create_task(attach(number))
         beating.cancel()
         return store
 
@@ -292,7 +290,7 @@ async def wait_for_line(nodes: Sequence[NodeProcess], words: str) -> float:
 
 def dead(store: Servers, clients: int) -> None:
     """Let a member die that has clients."""
-    with ClusterNodes(2, store.url) as cluster:
+    with ClusterNodes(2, store.url, cluster=PATIENT) as cluster:
         live = Client(cluster[0], version=5)
         live.connect("live")
         live.subscribe("bench/live", 0)
