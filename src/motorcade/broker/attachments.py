@@ -177,8 +177,15 @@ class Attachments:
         attached = (client for client in self._clients.values() if client.state is Attaching.ATTACHED)
         return [client.fence for client in attached if client.fence is not None]
 
+    def generation(self, fence: Fence) -> int:
+        """Return that of the mailbox of a client that is attached here; 0: it has none, as far as is known."""
+        session = self._registry.sessions.get(fence.home.removeprefix(CLIENT))
+        return session.durable.generation if session is not None and session.durable is not None else 0
+
     def forgotten(self, fence: Fence) -> None:
         """Note that the store has forgotten an attachment: no member would tell this one what it stores for the client.
+
+        Or that it has forgotten its mailbox: nothing more would be stored for it.
 
         One whose session lasts comes again, and finds all there is; another one is claimed again (rule 5).
         """

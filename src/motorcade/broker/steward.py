@@ -1,7 +1,7 @@
 """The steward of detached sessions: expiry, wills, and the sessions of members that died.
 
     after each takeover of a server of the store, on every member:
-        clients attached here whose attachment is forgotten ──▶ they come again
+        clients attached here whose attachment, or mailbox, is forgotten ──▶ they come again
     every second, for each cell this member is the steward of:
         due times  ──▶ claim the client as if it came ──▶ its session ends, or its will is published ──▶ put to sleep
         clients attached to a member that is fenced ──▶ put to sleep where they lie; if anything is due, the same
@@ -37,7 +37,7 @@ log = structlog.stdlib.get_logger("motorcade.steward")
 INTERVAL: Final = 1.0  #: seconds between two looks
 MAX_CLAIMS: Final = 256  #: clients that are claimed at the same time
 MAX_PUT: Final = 256  #: clients that are put to sleep at the same time
-TOGETHER: Final = 64  #: of these, in one write
+TOGETHER: Final = 64  #: of these, in one write; and mailboxes that are looked at together
 AT_ONCE: Final = 4  #: cells that are looked at together, so that the store has work while this member has
 PAGE: Final = 1000  #: due times of a cell read at once
 
@@ -75,7 +75,19 @@ class Steward:
         for fence in believed:
             if fence not in known:
                 self._attachments.forgotten(fence)
+        await self._look_at_mailboxes([fence for fence in believed if fence in known])
         self._takeovers = takeovers
+
+    async def _look_at_mailboxes(self, fences: Sequence[Fence]) -> None:
+        """Look whether the store still has the mailboxes of clients that are attached to this member."""
+        lasting = [fence for fence in fences if self._attachments.generation(fence)]
+        for start in range(0, len(lasting), TOGETHER):
+            some = lasting[start : start + TOGETHER]
+            owners = (records.owner_of(fence.home.removeprefix(CLIENT)) for fence in some)
+            found = await asyncio.gather(*map(self._store.mailboxes.info, owners))
+            for fence, info in zip(some, found, strict=True):
+                if self._attachments.generation(fence) not in (0, info.generation):
+                    self._attachments.forgotten(fence)
 
     async def look(self) -> None:
         """Look at all cells once, some at a time."""

@@ -14,8 +14,9 @@ from tests.unit.cluster.model_checker import Checker
 from tests.unit.cluster.model_clients import BrokenPromiseError, ModelClient, Publication
 
 CLIENTS = 4
-TOPICS = ("t/a", "t/b")
-FILTERS = ("t/a", "t/b", "t/#", "r/#")
+TOPICS = ("t/a", "t/a", "t/b", "a/c0/x", "a/c1/x")
+OWN = "a/{}/#"  #: with a client's own name it has no route
+FILTERS = ("t/a", "t/b", "t/#", "r/#", OWN)
 PROBES = "p/#"
 HEALED = LEASE + 2.0  #: seconds until a cluster must serve again when nothing hinders it any more
 TRY_AGAIN = 1.0  #: seconds that a client waits for CONNACK before it comes again
@@ -49,7 +50,7 @@ class ClusterMachine(RuleBasedStateMachine):
             client.connect(self.host(host), durable=durable)
             self.go_on(0.02)
             if filter_:
-                client.subscribe(filter_, 2)
+                client.subscribe(filter_.format(client.name), 2)
         self.go_on(0.1)
 
     def set_up(self, count: int, cells: int) -> None:
@@ -108,12 +109,14 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(client=clients, filter_=st.sampled_from(FILTERS), qos=st.sampled_from((0, 1, 2, 2)), pause=pauses)
     def subscribe(self, client: int, filter_: str, qos: int, pause: float) -> None:
-        self.clients[client].subscribe(filter_, qos)
+        one = self.clients[client]
+        one.subscribe(filter_.format(one.name), qos)
         self.go_on(pause)
 
     @rule(client=clients, filter_=st.sampled_from(FILTERS), pause=pauses)
     def unsubscribe(self, client: int, filter_: str, pause: float) -> None:
-        self.clients[client].unsubscribe(filter_)
+        one = self.clients[client]
+        one.unsubscribe(filter_.format(one.name))
         self.go_on(pause)
 
     @rule(

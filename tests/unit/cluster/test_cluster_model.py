@@ -244,3 +244,21 @@ def test_a_member_whose_record_is_gone_may_still_rely_on_its_view() -> None:
         publisher.publish("t/a", 1)
         run.go_on(0.1)
         assert window is not None and window.granted > run.world.now, "it is waited for"
+
+
+def test_a_client_whose_mailbox_is_forgotten_comes_again() -> None:
+    """A fail-over has forgotten the mailbox of a client, and still knows where it is attached."""
+    with led(2, "") as run:
+        car, publisher = come(run, 0, 0), come(run, 1, 1, durable=False)
+        cell = run.world.cells.of("client:c0")
+        attached = max(place for place, call in enumerate(cell.log) if call.works[0].what.startswith("attach"))
+        run.world.cells.forget(cell.number, len(cell.log) - 1 - attached, run.world.now)
+        run.go_on(2.0)
+        assert not car.ready
+        come(run, 0, 0)
+        car.subscribe("t/a", 1)
+        run.go_on(0.2)
+        sent = publisher.publish("t/a", 1)
+        run.go_on(0.5)
+        assert sent is not None and car.life is not None
+        assert [sent.name] == [arrival.name for arrival in car.life.arrivals]
