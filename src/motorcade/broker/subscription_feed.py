@@ -163,7 +163,9 @@ class SubscriptionFeed:
                 _, subscriptions = found.setdefault(client_id, (record.generation, {}))
                 subscriptions[filter_] = subscription
             elif client_id not in slept and not self._attachments.has(client_id):
-                self._subscribers.put(client_id, record.generation, subscription)
+                known = self._subscribers.get(client_id)  # records of a time with one node have no generation
+                generation = known.generation if known is not None else record.generation
+                self._subscribers.put(client_id, generation, subscription)
         if first:
             del self._reloading[feed]
             return

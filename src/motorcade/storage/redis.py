@@ -41,7 +41,7 @@ from motorcade.redis.slots import slot_of
 from motorcade.redis.url import RedisOptions, RedisUrl, parse_url
 from motorcade.storage import redis_members
 from motorcade.storage.cells import Cells
-from motorcade.storage.homes import CLIENT, home_of_owner, home_of_record, is_indexed, records_of
+from motorcade.storage.homes import CLIENT, PAIRS, home_of_owner, home_of_record, is_indexed, records_of
 from motorcade.storage.offers import SUBSCRIPTIONS
 from motorcade.storage.ports import (
     FEED_KEPT,
@@ -135,6 +135,9 @@ LISTENER_PULSE: Final = 1.0
 
 #: Cells that are asked at once when all of them are asked.
 WINDOW: Final = 16
+#: Records in a page of a scan, and where all of them are small.
+PAGE: Final = 200
+SMALL_PAGE: Final = 1000
 
 
 class BlobCache:
@@ -961,7 +964,8 @@ class RedisRecords(Port):
         start = prefix.encode()
         pattern = "".join(f"\\{letter}" if letter in "\\*?[]" else letter for letter in prefix) + "*"
         cell, seen = -1, set[bytes]()
-        pages = self._core.scan("HSCAN", f"R:{collection}", "MATCH", pattern, "COUNT", 200, only=feed)
+        count = SMALL_PAGE if collection in PAIRS else PAGE
+        pages = self._core.scan("HSCAN", f"R:{collection}", "MATCH", pattern, "COUNT", count, only=feed)
         async for of_cell, page in pages:
             if of_cell != cell:
                 cell, seen = of_cell, set()

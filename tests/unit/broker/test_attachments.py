@@ -8,7 +8,14 @@ from functools import partial
 import pytest
 
 from motorcade.broker.attachments import DRAIN_PATIENCE, LET_GO
-from motorcade.broker.session_records import AWAITING, SESSIONS, SUBSCRIPTIONS, decode_session
+from motorcade.broker.session_records import (
+    AWAITING,
+    SESSIONS,
+    SUBSCRIPTIONS,
+    decode_session,
+    pair,
+    subscription_record,
+)
 from motorcade.core.reasons import ReasonCode
 from motorcade.core.subscription import Subscription
 from motorcade.extension.hooks import Callback
@@ -168,6 +175,24 @@ def test_who_is_no_member_any_more_reads_no_cell_again(members: Members) -> None
     a.cluster.reload(0)
     members.turn()
     assert 0 == a.cluster.notes.reading
+
+
+def test_a_member_that_joins_knows_filters_of_before_there_were_members(members: Members) -> None:
+    """Their records have no generation; those of the same session that have come since have one."""
+    a, b, _ = members.nodes
+    for name in ("car1", "car2", "car3"):
+        client = lasting(b, name, "new")
+        old = subscription_record(Subscription("old", 1))
+        members.store.inner.records.apply_put(SUBSCRIPTIONS, pair(name, "old"), old, 0.0)
+        client.subscribe("newer", 1)
+        client.disconnect()
+    members.wait(3)
+    late = members.join()
+    for topic in ("old", "new", "newer"):
+        late.client(f"p-{topic}").publish(topic, topic.encode())
+    for name in ("car1", "car2", "car3"):
+        assert 3 == len(members.store.entries(name))
+    assert a.alive
 
 
 def test_one_that_comes_back_while_its_dead_member_is_taken_care_of(members: Members) -> None:
