@@ -114,7 +114,7 @@ class SourceScheduler:
         self.slots: dict[tuple[str, str], SourceSlot] = {}  #: by name of the kind, and filter (none: for all filters)
         self.leaving: set[SourceSlot] = set()
         self.promised = 0  #: messages that sources may give
-        self._hungry: dict[SourceSlot, None] = {}  # told that they may give nothing, in that order
+        self._hungry: dict[SourceSlot, None] = {}  # who may give nothing: told so, or all is given; in that order
         self._inbox: deque[tuple[SourceSlot, InstanceFeed, object]] = deque()
         self._scheduled = False
         self._withdrawn: dict[int, tuple[SourceSlot, Given]] = {}  # by packet id: what this connection did not repeat
@@ -579,11 +579,11 @@ class SourceScheduler:
             budget -= sent
             if not sent and not self._done and not (self._hungry and self._tell_room()):
                 return False
-        waits = bool(self._done or self._free) or (bool(self._ring) and session.room > 0)
+        waits = bool(self._done or self._free or self._hungry) or (bool(self._ring) and session.room > 0)
         return waits and session.writable and not session.unsent
 
     def _tell_room(self) -> bool:
-        """Tell sources that were told to give nothing that they may; whether one has given something."""
+        """Tell sources that could give nothing that they may; True if one has given something."""
         before = self.buffered
         for slot in list(self._hungry):
             source = slot.source
@@ -625,6 +625,8 @@ class SourceScheduler:
                 elif slot.turn(now):
                     sent += 1
                 self._line_up(slot)
+                if isinstance(slot, SourceSlot) and slot.spent:
+                    self._hungry[slot] = None  # nothing has to be acknowledged before it may give more
         if cut:
             self._rings = self._rings[::-1]  # what needs no room in the window may have used up the rest of a pump
         return sent

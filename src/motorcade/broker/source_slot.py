@@ -96,6 +96,11 @@ class SourceSlot:
         return most > 0 and self.unacked >= most
 
     @property
+    def spent(self) -> bool:
+        """Return True if its source has given all that it may, and all of that is sent."""
+        return not (self.buffer or self.promised or self.kind.max_unacked)
+
+    @property
     def waits(self) -> bool:
         """Return True if it has a message to send."""
         if not self.buffer:

@@ -25,7 +25,8 @@ which says `feed.send(result)`, and the source gets it with `info`.
 Rule 1: a source never buffers. It is told how many messages it may give (`desired`), and gives at most as many, then or
         later. The number is a promise: a source told 10 may fetch 10 and give them when they are there. What it gives
         counts against it; the next number it is told says how many it may give from then on, and is never less than
-        what is left of the promise. Who was told 0 hears `info(ROOM, n)` as soon as n is more than 0.
+        what is left of the promise. Who was told 0 hears `info(ROOM, n)` as soon as n is more than 0; so
+        does who has given all that it may, when all of that is sent, unless its kind has `max_unacked`.
 Rule 2: the messages of one source leave in the order in which they were given.
 Rule 3: a source ends with its connection, but its slot in the session does not. When the client comes back, a new
         instance gets `subscribe(…, RESUMED)` for each filter. It finds in `feed.inflight` what the session still has

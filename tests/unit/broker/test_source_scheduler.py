@@ -364,6 +364,17 @@ def test_promises_stay_within_the_buffer() -> None:
         assert 59 == script.source.feed.desired  # half of 128 - 10
 
 
+def test_a_window_is_filled_before_anything_is_acknowledged() -> None:
+    """A client may wait until its window is full; the buffer is smaller, and a source hears that it is empty again."""
+    for qos in (1, 2):
+        with node_with(window=1000, source_buffer=128) as node:
+            backlog = SharedBacklog("all", 1500, qos=qos).open(node)
+            peer = arrive(node, filters=(("x", 2),))
+            node.turn()
+            assert list(range(1000)) == numbers(peer), qos
+            assert 64 == backlog.most
+
+
 def test_an_outcome_is_counted_once(node: MemoryNode) -> None:
     """Also if the instance fails that hears of it, and the next one hears of the rest."""
     script = SourceScript()
