@@ -138,6 +138,8 @@ class Subscribers:
         if clients is None:
             clients = self._by_feed[feed] = {}
         known = clients.get(client_id)
+        if known is not None and not (known.generation and generation):
+            generation = known.generation = known.generation or generation  # a node by itself has written none
         if known is None or known.generation != generation:
             if known is not None:
                 self._take_out(known)
@@ -197,7 +199,7 @@ class Subscribers:
     def forget(self, client_id: str, generation: int = 0) -> None:
         """Remove a session, if it is of this generation (0: of any): it has ended, or it is here now."""
         known = self.get(client_id)
-        if known is not None and generation not in (0, known.generation):
+        if known is not None and known.generation and generation not in (0, known.generation):
             return
         self._places.pop(client_id, None)
         if known is not None:

@@ -188,11 +188,15 @@ def test_a_member_that_joins_knows_filters_of_before_there_were_members(members:
         client.disconnect()
     members.wait(3)
     late = members.join()
+    awake = lasting(b, "car1", "newest")
     for topic in ("old", "new", "newer"):
         late.client(f"p-{topic}").publish(topic, topic.encode())
     for name in ("car1", "car2", "car3"):
         assert 3 == len(members.store.entries(name))
-    assert a.alive
+    assert 3 == len(awake.drain())
+    lasting(a, "car2", clean=True)
+    late.client("p").publish("old", b"for the one that has ended")
+    assert {} == members.store.entries("car2")
 
 
 def test_one_that_comes_back_while_its_dead_member_is_taken_care_of(members: Members) -> None:
