@@ -207,6 +207,7 @@ class RedisCluster:
 
     def __init__(self, masters: int = 3, replicas: int = 1, settings: Mapping[str, str] | None = None) -> None:
         common = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "cluster-config-file": "nodes.conf"}
+        common["cluster-allow-replica-migration"] = "no"  # each master keeps its replicas, also if another one has none
         common |= settings or {}
         self._masters = masters
         self.servers = [RedisServer(common) for _ in range(masters * (1 + replicas))]
