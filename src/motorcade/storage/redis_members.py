@@ -87,16 +87,19 @@ async def listed(core: Core) -> list[Member]:
 
 
 async def fence(core: Core, writer: str) -> bool:
-    """Close the registration of a writer everywhere."""
-    if not await core.ask(0, "HEXISTS", LIST, b"", writer):
-        return False
+    """Close the registration of a writer everywhere; False if it was not listed.
+
+    It is closed all the same then: a fail-over may have forgotten the list, and not what other servers know.
+    """
+    listed = bool(await core.ask(0, "HEXISTS", LIST, b"", writer))
     cells = range(len(core.writer.places))
     await core.writer.submit([JobStage([Operation(("fence", cell, writer)) for cell in cells])])
     if writer == core.writer.name:
         core.writer.fenced = True
-    await core.ask(0, "HDEL", LIST, b"", writer)
-    log.warning("redis_writer_fenced", writer=writer)
-    return True
+    if listed:
+        await core.ask(0, "HDEL", LIST, b"", writer)
+        log.warning("redis_writer_fenced", writer=writer)
+    return listed
 
 
 async def sweep(core: Core) -> None:

@@ -214,6 +214,19 @@ async def test_nothing_of_a_fenced_store_lands_however_late(server: RedisServer,
     assert [b"1", b"2"] == [entry.body for entry in await store.mailboxes.read("v", 0, 10, NOW)]
 
 
+async def test_a_store_is_fenced_although_a_fail_over_has_forgotten_that_it_is_listed(
+    server: RedisServer, store: RedisStore
+) -> None:
+    """The list lies on one server of a cluster; the others know the writer still."""
+    late = patient(server.url, Durability.FAST)
+    await late.open()
+    assert 1 == server.client.hdel(f"motorcade:{{0}}:{redis_members.LIST}", late.writer)
+    assert not await store.coordination.fence_member(late.writer)
+    with pytest.raises(StoreFencedError):
+        await late.records.put("c", "key", b"1")
+    await late.close()
+
+
 async def test_a_write_whose_answer_was_lost_before_the_fence_is_of_unknown_outcome(
     server: RedisServer, store: RedisStore
 ) -> None:
