@@ -462,6 +462,7 @@ class Members:
         self.store = store or HeldStore()
         self.store.loop = cast("asyncio.AbstractEventLoop", self.loop)
         self.options = session
+        self._count = count  # members that there ever were: a name is not used again
         self.nodes = [MemberNode(self, number + 1, session) for number in range(count)]
         for node in self.nodes:
             node.cluster.links = {other.member: Link(node.cluster, other) for other in self.nodes if other is not node}
@@ -478,7 +479,8 @@ class Members:
 
     def join(self) -> MemberNode:
         """One more member."""
-        new = MemberNode(self, max(int(node.member[1:].partition("~")[0]) for node in self.nodes) + 1, self.options)
+        self._count += 1
+        new = MemberNode(self, self._count, self.options)
         for node in self.nodes:
             node.cluster.links[new.member] = Link(node.cluster, new)
             new.cluster.links[node.member] = Link(new.cluster, node)

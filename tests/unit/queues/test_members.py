@@ -150,6 +150,23 @@ def test_what_waits_behind_a_slow_consumer_goes_to_another_member_that_has_nothi
         assert [b"next"] == quick.drain() + slow.drain()
 
 
+def test_a_consumer_whose_messages_went_to_another_member_gets_the_next_ones_when_it_has_room() -> None:
+    with cluster() as members:
+        a, b = members.nodes
+        slow = worker(a, "slow", receive_maximum=1)
+        fill(a, *NUMBERS[:6])
+        assert [NUMBERS[0]] == slow.payloads()
+        quick = worker(b, "quick")
+        members.wait(4 * BLOCKED)
+        assert NUMBERS[1:6] == sorted(quick.drain())
+        slow.ack(*slow.inflight)
+        quick.disconnect()
+        fill(b, *NUMBERS[6:9])
+        members.wait(1.25)
+        assert NUMBERS[6:9] == slow.drain()
+        assert [] == stored(members)
+
+
 # -- refused, not answered, gone
 
 
@@ -221,6 +238,25 @@ def test_a_consumer_that_is_slow_and_the_only_one_is_not_sent_a_message_twice() 
         members.wait(30.0)
         assert [] == here.payloads()
         here.ack(message)
+        assert [] == stored(members)
+
+
+def test_a_consumer_that_does_not_acknowledge_in_time_gets_others_while_it_has_room() -> None:
+    with cluster(ack_timeout=5.0) as members:
+        a, b = members.nodes
+        here = worker(a, "here")
+        fill(a, b"x", b"y")
+        held = here.messages()
+        members.wait(6.0)
+        fill(b, *NUMBERS[:30])
+        got: list[bytes] = []
+        for _ in range(10):
+            members.wait(0.25)
+            some = [message for message in here.messages() if message not in held]
+            got += [bytes(message.payload) for message in some]
+            here.ack(*some)
+        assert NUMBERS[:30] == got
+        here.ack(*held)
         assert [] == stored(members)
 
 
@@ -342,6 +378,45 @@ def test_a_member_that_is_alone_again_goes_on_without_claims() -> None:
         c = members.join()
         fill(c, *NUMBERS[20:30])
         assert NUMBERS[20:30] == here.drain()
+        assert [] == stored(members)
+
+
+def test_what_a_member_has_claimed_and_forgets_while_it_is_alone_goes_to_the_next_one() -> None:
+    with cluster() as members:
+        a, b = members.nodes
+        here = worker(a, "here")
+        fill(a, *NUMBERS[:5])
+        first, *_ = here.messages()
+        assert claimed(members)
+        members.kill(b)
+        here.ack(first)
+        here.disconnect()
+        there = worker(members.join(), "there")
+        members.wait(0.25)
+        assert NUMBERS[1:5] == sorted(there.drain())
+        assert [] == stored(members)
+        assert not claimed(members)
+
+
+def test_what_is_before_a_late_claim_is_read_by_a_member_that_is_alone() -> None:
+    payloads = [b"%d" % number for number in range(600)]
+    with cluster() as members:
+        a, b = members.nodes
+        for number in range(10):
+            worker(b, f"doomed{number}")
+        fill(b, *payloads)
+        members.wait(1.0)
+        assert 400 < sum(claimed(members).values())
+        here = a.client("here", receive_maximum=1)
+        members.store.held_reads = True
+        here.subscribe("$queue/q")
+        assert {b.plugin_store.writer, a.plugin_store.writer} == set(claimed(members))
+        members.kill(b)
+        members.store.held_reads = False
+        with members.loop.running():
+            members.store.let_read()
+        members.turn()
+        assert Counter(payloads) == Counter(finish(members, [here]))
         assert [] == stored(members)
 
 

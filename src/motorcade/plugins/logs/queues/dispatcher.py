@@ -137,7 +137,7 @@ class QueueConsumer:
         #: client has answered, or is about to send it: it must not get the same message twice.
         self.entries: dict[QueueEntry, float] = {}
         self.sent = 0  #: of these, sent
-        self.blocked = False  #: what it was not sent was given back; nothing is claimed for it until it takes something
+        self.blocked = False  #: what it was not sent was given back; nothing is claimed for it until it is its turn
 
     @property
     def held(self) -> int:
@@ -319,12 +319,14 @@ class QueueDispatcher:
         self._timer_at = inf
         # With several members (rule 8):
         self.claims = False
+        self.has_claimed = False  #: there were several members before: it may have claims of that time
         self.waits = False  #: another member may have messages in memory that are not claimed: nothing is claimed yet
         self.hungry: dict[str, int] = {}  #: members with consumers that have room for so many
         self.is_hungry = False  #: the others know that this one is
         self._claiming = False
         self._more = False  # there may be something to be claimed
         self._untold = 0  # messages that may be there, which no other member knows of
+        self._skipped = 0  # messages that wait for others than the consumers with room, when it was last looked
 
     # -- consumers
 
@@ -422,6 +424,7 @@ class QueueDispatcher:
     def not_taken(self, consumer: QueueConsumer, entry: QueueEntry, reason: str, now: float) -> None:
         """Give a message to another consumer: this one has refused it, or was not sent it."""
         since = consumer.entries.pop(entry, None)  # None: its queue is gone
+        consumer.blocked = False
         self._answered(entry)
         if since == SENT:
             consumer.sent -= 1
@@ -654,6 +657,7 @@ class QueueDispatcher:
             gave = True
         for entry in skipped:
             entry.level.put_back(entry)
+        self._skipped = len(skipped)
         if gave or consumer is not None:
             self._read_ahead()
         return consumer is not None
@@ -734,7 +738,7 @@ class QueueDispatcher:
 
     def begin_claims(self) -> None:
         """Take nothing into memory from now on but what is claimed; what is there has to be claimed by the caller."""
-        self.claims = self._more = True
+        self.claims = self.has_claimed = self._more = True
         for level in self._down:
             level.rewound = level.reading
 
@@ -785,7 +789,7 @@ class QueueDispatcher:
                 allowed += consumer.sent or FIRST_CLAIM
                 unsent += consumer.held - consumer.sent
                 room += consumer.room
-        waiting = sum(level.waiting() for level in self._down)
+        waiting = max(0, sum(level.waiting() for level in self._down) - self._skipped)
         if (unsent + waiting) * 2 > allowed:
             return 0  # a few at a time would cost a write each
         return max(0, min(READ, room - waiting, allowed - unsent - waiting))
@@ -807,7 +811,10 @@ class QueueDispatcher:
         elif not self._more:
             self._untold = 0  # what was left to others was offered when it was given back
         for level, entries in found:
+            cursor = level.cursor
             level.add(entries)
+            if not self.claims:
+                level.cursor = cursor  # this node is alone meanwhile, and has not read what is before them (rule 3)
         if self.consumers:
             self.dispatch(now)
         else:

@@ -12,7 +12,8 @@ Questions: `queues.claims` is answered when everything that the asked member has
 what only it knows. A note has the options of a queue that was declared or changed, or says that it was deleted.
 
 Rule 1: a member that is alone claims nothing: it reads what others could not have. When it sees a peer it claims all
-        that it has in memory, and takes nothing more but by claims.
+        that it has in memory, gives back what it has claimed before and not in memory, and takes nothing more but by
+        claims.
 Rule 2: a member claims nothing until each older one has said that this is done there. Younger ones have seen it from
         their beginning, so they have never been alone.
 Rule 3: items of a member come unless that member dies. So when one has gone, each looks once whether there is something
@@ -165,16 +166,18 @@ class QueueMembers:
             queue.dispatcher.look(now)
 
     def _adopt(self, queue: Queue) -> None:
-        """Claim what a queue has in memory (rule 1)."""
+        """Claim what a queue has in memory, and nothing else (rule 1)."""
         self._adopting += 1
         self._adopted.clear()
-        upto = {level: level.cursor for level in queue.dispatcher.levels.values()}
+        levels = queue.dispatcher.levels.values()
+        upto = {level: level.cursor for level in levels}
+        known = {level: level.entries.keys() | level.leaving for level in levels if queue.dispatcher.has_claimed}
         queue.dispatcher.begin_claims()
 
         async def adopt() -> None:
             while self.claims and not queue.closed:
                 try:
-                    await queue.adopt(upto)
+                    await queue.adopt(upto, known)
                     break
                 except StoreError:
                     await asyncio.sleep(RETRY)

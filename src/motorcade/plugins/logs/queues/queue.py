@@ -389,9 +389,17 @@ class Queue:
                 return self._readable(level, stored)
         return []
 
-    async def adopt(self, upto: Mapping[Level, int]) -> None:
-        """Claim what was read while this node was alone: everything up to a position of each level. `StoreError`."""
+    async def adopt(self, upto: Mapping[Level, int], known: Mapping[Level, Collection[int]]) -> None:
+        """Claim what was read while this node was alone: everything up to a position of each level. `StoreError`.
+
+        `known`: positions that were in memory then, of levels that may have claims of an earlier time with several
+        members. Those that were forgotten while it was alone are given back.
+        """
         async with self._lane:
+            for level, kept in known.items():
+                claimed = await self._mailboxes.claimed(level.mailbox, self._store.store.writer)
+                here = level.entries.keys() | level.leaving
+                await self._release(level, [each for each in claimed if each not in kept and each not in here], {})
             for level, end in upto.items():
                 more = end > 0 and bool(level.entries or level.leaving)
                 while more:
