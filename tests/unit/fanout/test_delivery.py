@@ -271,6 +271,39 @@ def test_a_silent_vehicle_is_disconnected_and_gets_the_same_packet_again(node: F
         assert "sent 3 late_ack" == brief(node.receipts("a", vin))[-1], "an acknowledgement that nobody asked for"
 
 
+@pytest.mark.parametrize("how", ["replaced", "cancelled"])
+def test_a_message_that_ends_between_silence_and_the_next_attempt_blocks_nothing(node: FanoutNode, how: str) -> None:
+    """The connection is closed at the time at which the message was to be sent again, since it holds its place."""
+    car = node.vehicle()
+    send_all(node, VIN, "a")
+    message_of(car)
+    node.wait(10.5)
+    assert "retried 1 no_ack" == brief(node.receipts("a"))[-1]
+    if how == "replaced":
+        send_all(node, VIN, "a")
+    else:
+        node.run(node.service.cancel("a"))
+        send_all(node, VIN, "b")
+    assert car.open
+    node.wait(1.0)
+    assert ReasonCode.UNSPECIFIED_ERROR is car.expect(Disconnect).reason
+    assert ["a" if how == "replaced" else "b"] == in_turn(node.lasting(VIN))
+
+
+def test_a_longer_ack_timeout_holds_for_a_silent_vehicle_whose_message_was_replaced(node: FanoutNode) -> None:
+    car = node.vehicle()
+    send_all(node, VIN, "a")
+    message_of(car)
+    node.wait(10.5)
+    node.run(node.plugins.reload("fanout", OPTIONS | {"ack_timeout": 25.0}))
+    send_all(node, VIN, "a")
+    node.wait(13.5)
+    assert car.open
+    node.wait(2.0)
+    assert ReasonCode.UNSPECIFIED_ERROR is car.expect(Disconnect).reason
+    assert ["a"] == in_turn(node.lasting(VIN))
+
+
 def test_each_vehicle_has_its_own_time_to_acknowledge() -> None:
     """That of one ends before another, whose time is over, may be sent its message again."""
     with FanoutNode.on(ack_timeout=10.0, retry_delay=60.0) as node:

@@ -243,6 +243,25 @@ def test_what_is_replaced_at_another_member_is_told_once_and_not_repeated() -> N
         check_final(members)
 
 
+def test_what_is_replaced_at_another_member_before_its_next_attempt_blocks_nothing() -> None:
+    """A vehicle that was silent, and is about to be sent away for that, is sent away all the same."""
+    with cluster(ack_timeout=5.0, retry_delay=1.0) as members:
+        a, b = members.nodes
+        there = car(b)
+        send(a, [VIN], "r", "one")
+        message_of(there)
+        members.wait(5.5)
+        assert "retried" == states(members, "r")[-1]
+        send(a, [VIN], "r", "two")
+        members.wait(1.0)
+        assert not there.open
+        there = car(b)
+        two = message_of(there)
+        assert b"two" == two.payload
+        there.ack(two)
+        check_final(members)
+
+
 def test_an_acknowledgement_that_comes_too_late_is_told_behind_what_has_replaced_it() -> None:
     with cluster() as members:
         a, b = members.nodes

@@ -3,6 +3,8 @@
 Rule 1: a vehicle that does not acknowledge within `ack_timeout` is disconnected after `retry_delay`, since packets are
         not repeated on the same connection [MQTT-4.4.0-1]. Its session repeats the packet on the next one.
 Rule 2: one timer serves all deliveries that wait for an acknowledgement or back off.
+Rule 3: what is in the window of a vehicle that is there is always looked at again, whatever has become of it: also what
+        is over holds its place until it is answered (`inflight`, rule 4), and a silent vehicle gets nothing else.
 """
 
 from __future__ import annotations
@@ -196,8 +198,11 @@ class Attempts:
             else:
                 delivery.phase = Phase.CLAIMED  # once, though it may be in the heap more than once
                 source.offer(delivery)
-        elif self._table.config.ack_timeout and delivery.since + self._table.config.ack_timeout <= now:
-            if delivery.phase is Phase.SENT:
+        elif self._table.config.ack_timeout and delivery.in_window:
+            due = delivery.since + self._table.config.ack_timeout
+            if due > now:
+                self._at(due, delivery)  # rule 3
+            elif delivery.phase is Phase.SENT:
                 self._silent(delivery, source, now)
             elif delivery.phase is Phase.OVER:
                 source.disconnect(SILENT)

@@ -173,6 +173,8 @@ class InflightTable:
         self.attempts.pop(name, None)
         held = self.inflight.get(vin)
         if held is not None and held.position == position:
+            if held.phase is Phase.BACKING_OFF:
+                held.since = held.sent_at  # it was silent: its connection is closed when it was to be sent again
             held.phase = Phase.OVER if held.in_window else Phase.ENDING
         return True
 
