@@ -167,13 +167,13 @@ def test_a_shared_queue_is_told_to_members_that_consume_it_and_to_no_other(membe
     first, second = (consumer(a, "$SCQ", name) for name in ("first", "second"))
     assert [[1], [1]] == [numbers(drained(each)) for each in (first, second)]
     publish(pub, "k", b"2", "$SCQ")
-    assert 1 == members.link(b, a).sent.count(STORED)
+    assert 2 == members.link(b, a).sent.count(STORED), "where it ended, and what was appended"
     first.disconnect()
     publish(pub, "k", b"3", "$SCQ")
-    assert 2 == members.link(b, a).sent.count(STORED)
+    assert 3 == members.link(b, a).sent.count(STORED)
     second.disconnect()
     publish(pub, "k", b"4", "$SCQ")
-    assert 2 == members.link(b, a).sent.count(STORED)
+    assert 3 == members.link(b, a).sent.count(STORED)
 
 
 def test_a_member_that_does_not_know_yet_of_a_consumer_is_waited_for(members: Members) -> None:
@@ -194,6 +194,25 @@ def test_a_member_that_does_not_know_yet_of_a_consumer_is_waited_for(members: Me
     publish(pub, "k", b"1", "$SCQ")
     assert [] == car.messages()
     with members.loop.running():
+        link.let_go()
+    members.turn()
+    assert [1] == numbers(drained(car))
+
+
+def test_a_member_that_hears_late_of_a_consumer_tells_where_the_queue_ends(members: Members) -> None:
+    """It was silent for longer than it is waited for, and has appended meanwhile."""
+    a, b = members.nodes
+    pub = b.client("pub")
+    link = members.link(a, b)
+    link.held = True
+    car = a.client("car")
+    car.send(Subscribe(1, (Subscription("$SCQ/q/#", 1),)))
+    members.wait(3.0)
+    publish(pub, "k", b"1", "$SCQ")
+    members.wait(3.0)
+    assert [] == car.messages()
+    with members.loop.running():
+        link.held = False
         link.let_go()
     members.turn()
     assert [1] == numbers(drained(car))

@@ -15,7 +15,8 @@ that a queue was deleted or forgotten.
 
 Rule 1: the store decides what is in a queue and in which order. An item only says that it is worth looking.
 Rule 2: an item of a member comes unless that member dies. So when members have come or gone, all queues with consumers
-        are looked at once, and a consumer of a shared queue looks again when all members know of it.
+        are looked at once, and a consumer of a shared queue looks again when all members know of it. One that is silent
+        is not waited for any longer; it answers with the end that it knows when it hears of the consumer.
 Rule 3: an append to a queue that was deleted meanwhile writes its record again: what is stored is always found by
         operators and by the collector.
 """
@@ -175,9 +176,15 @@ class CompactedMembers:
                 peer.send(kind, _encode(names[at : at + NAMES_PER_ITEM]))
 
     def _on_wanted(self, peer: Peer, body: bytes) -> None:
-        wanted = self._wanted.get(peer.id) if self._known(peer) else None
+        if not self._known(peer):
+            return
+        names, wanted = _decode_names(body), self._wanted.get(peer.id)
+        for name in names:
+            queue = self._queues.peek(SHARED, name)
+            if queue is not None and queue.known and queue.tail:
+                self._add(peer.id, queue.owner, queue.tail)
         if wanted is not None:
-            wanted.update(_decode_names(body))
+            wanted.update(names)
             if len(wanted) > MAX_WANTED:
                 self._wanted[peer.id] = None
                 self._queues.counters["wanted_overflows"] += 1
@@ -193,20 +200,24 @@ class CompactedMembers:
         """Tell the members with consumers of a queue that something was stored in it."""
         if queue.shape is EXCLUSIVE:
             if answer.attached in self._peers:  # this member is none of them
-                self._add(answer.attached, queue.owner, answer)
+                self._add_answer(answer.attached, queue.owner, answer)
             return
         for member, names in self._wanted.items():
             if names is None or queue.name in names:
-                self._add(member, queue.owner, answer)
+                self._add_answer(member, queue.owner, answer)
 
-    def _add(self, member: str, owner: str, answer: Appended) -> None:
+    def _add_answer(self, member: str, owner: str, answer: Appended) -> None:
+        self._add(member, owner, answer.position).gone += [each for each in (answer.replaced, *answer.dropped) if each]
+
+    def _add(self, member: str, owner: str, number: int) -> StoredItem:
+        """Tell a member at the end of this turn that a queue ends there, at least."""
         stored = self._stored.setdefault(member, {})
         item = stored.get(owner)
         if item is None:
             item = stored[owner] = StoredItem(owner, 0, [])
             self._send_soon()
-        item.number = max(item.number, answer.position)
-        item.gone += [number for number in (answer.replaced, *answer.dropped) if number]
+        item.number = max(item.number, number)
+        return item
 
     def made(self, count: int = 1) -> None:
         """Tell the others that there are more queues."""
