@@ -14,7 +14,8 @@ Rule 8: a look at retained messages sees the last value that was acknowledged a 
         end, see the last one.
 Rule 9: what a publisher says at two members comes to live receivers by two links, of which one may be slow: a publisher
         that moves is answered when a member has not confirmed in time (`cluster.patience`). There order is counted, not
-        judged. Durable receivers get it in the order of their mailbox.
+        judged. Durable receivers get it in the order of their mailbox. QoS 0 is in no mailbox: what waits for a broken
+        link comes to a receiver that has moved to its end meanwhile, behind what it got where it was before.
         Nor is it judged for what was sent before the SUBACK: the subscription may have come between two messages, and
         then the first of them comes only when its publisher repeats it.
 Rule 10: a session that was forgotten ends its subscriptions: when the store forgot it, or, if no store did, when its
@@ -125,7 +126,7 @@ class Verdict(Findings):
     excused: Counter[str] = field(default_factory=Counter)  #: what a store that forgets has cost, by kind
     wills: int = 0
     wills_repeated: int = 0
-    reordered: int = 0  #: for live receivers, of a publisher that has moved (rule 9)
+    reordered: int = 0  #: of a publisher that has moved, for live receivers, or QoS 0 of one that has (rule 9)
     untold: int = 0  #: acknowledged, not confirmed in time, and gone with its member, for live receivers (rule 11)
     looks: int = 0
     reconnects: int = 0
@@ -321,15 +322,16 @@ def _judge_order(
     homes: list[str],
     verdict: Verdict,
 ) -> None:
-    latest: dict[tuple[str, str], Publication] = {}
+    latest: dict[tuple[str, str], tuple[Publication, int]] = {}  # and the connection on which it came
     for delivery in first:
         publication = ledger.publications[delivery.name]
         if not _began_within(windows, publication):
             continue
         place = (publication.publisher, publication.topic)
-        before = latest.get(place)
-        if before is not None and publication.number < before.number:
-            if "#" in receiver.name and len({*publication.through, *before.through}) > 1:
+        before, connection = latest.get(place, (publication, delivery.connection))
+        if publication.number < before.number:
+            has_moved = "#" in receiver.name and len({*publication.through, *before.through}) > 1
+            if has_moved or (not publication.qos and delivery.connection != connection):
                 verdict.reordered += 1
                 continue
             everybody = [*homes, CLIENT + publication.publisher]
@@ -337,7 +339,7 @@ def _judge_order(
             words = f"{receiver.name} got {publication.name} after {before.name}"
             verdict.blame("order", words, excused=excused)
         else:
-            latest[place] = publication
+            latest[place] = publication, delivery.connection
 
 
 def _judge_retained(ledger: Ledger, verdict: Verdict) -> None:

@@ -229,6 +229,18 @@ def test_live_receivers_of_a_publisher_that_has_moved_are_not_judged_by_order() 
         assert (judged, not judged) == (bool(verdict.count("order")), bool(verdict.reordered)), verdict.told()
 
 
+@pytest.mark.parametrize(("qos", "connection", "judged"), [(0, 2, False), (0, 1, True), (1, 2, True)])
+def test_order_of_qos_0_is_not_judged_where_a_receiver_has_moved(qos: int, connection: int, *, judged: bool) -> None:
+    """What waited for a broken link comes to a receiver that is at its end by then."""
+    ledger = sound()
+    for number in (50, 51):
+        published(ledger, number, qos)
+    delivered(ledger, "p:51", qos=qos, at=51.1)
+    delivered(ledger, "p:50", qos=qos, connection=connection, at=52.0)
+    verdict = judge(ledger)
+    assert (judged, not judged) == (bool(verdict.count("order")), bool(verdict.reordered)), verdict.told()
+
+
 def test_a_forgotten_session_ends_its_subscriptions_when_the_store_forgot_it() -> None:
     """What came between that and the new subscription is not owed; what came before it is."""
     for missing, lost in (("p:25", 0), ("p:15", 1), ("p:35", 1)):
