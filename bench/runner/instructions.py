@@ -527,7 +527,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=2, help="rounds of each conversation that are counted (2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there")
     parser.add_argument(
-        "--check", action="store_true", help=f"end with 1 if a path has grown by more than {TOLERANCE:.0%}"
+        "--check", action="store_true", help=f"end with 1 if a path has grown by more than {TOLERANCE:.0%}%"
     )
     parser.add_argument("--keep", action="store_true", help="keep the counts of this run as those that are expected")
     return parser
