@@ -12,6 +12,7 @@ from typing import Self
 
 from tests.support.node import Endpoint, NodeProcess
 from tests.support.ports import free_port
+from tests.support.redis import wait_until
 
 CONFIG = """
 [broker]
@@ -51,10 +52,16 @@ class ClusterNodes:
         try:
             for node in self.nodes:
                 node.start()
+            for node in self.nodes:  # each is ready, and the others hear of that a moment later
+                wait_until(lambda: self._sees_all(node), f"{node.args} sees that all others take clients")  # noqa: B023
         except BaseException:
             self.remove()
             raise
         return self
+
+    def _sees_all(self, node: NodeProcess) -> bool:
+        with node.web("") as web:
+            return f'motorcade_cluster_members{{state="live"}} {len(self)}\n' in web.get("/metrics").text
 
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
