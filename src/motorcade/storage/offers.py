@@ -27,8 +27,8 @@ SUBSCRIPTIONS: Final = "subscription"
 SHARED: Final = "$share/"
 
 
-class Wanted(msgspec.Struct, array_like=True, gc=False):
-    """The part of a subscription's record that the store knows."""
+class SubscriptionTerms(msgspec.Struct, array_like=True, gc=False):
+    """The terms of a subscription, as far as the store knows it from its record."""
 
     qos: int
     no_local: bool
@@ -40,26 +40,26 @@ class Wanted(msgspec.Struct, array_like=True, gc=False):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Wanted).decode
+_decode = msgspec.msgpack.Decoder(SubscriptionTerms).decode
 
 
 def offered(offer: Offer, home: str, records: Mapping[str, bytes], generation: int) -> Offered | None:
     """Return how a client gets a message; None if no subscription matches. `generation`: of its mailbox; 0: none."""
     prefix, _ = records_of(home, SUBSCRIPTIONS)
-    found: list[Wanted] = []
+    found: list[SubscriptionTerms] = []
     for key in sorted(records):
         filter_ = key[len(prefix) :]
         if filter_.startswith(SHARED) or not matches(filter_, offer.topic):
             continue
-        wanted = _decode(records[key])
-        if wanted.generation in (0, generation) and not (offer.own and wanted.no_local):
-            found.append(wanted)
+        terms = _decode(records[key])
+        if terms.generation in (0, generation) and not (offer.own and terms.no_local):
+            found.append(terms)
     if not found:
         return None
     return Offered(
-        max(min(offer.qos, wanted.qos) for wanted in found),
-        offer.retain and any(wanted.retain_as_published for wanted in found),
-        tuple(wanted.identifier for wanted in found if wanted.identifier),
+        max(min(offer.qos, terms.qos) for terms in found),
+        offer.retain and any(terms.retain_as_published for terms in found),
+        tuple(terms.identifier for terms in found if terms.identifier),
     )
 
 
