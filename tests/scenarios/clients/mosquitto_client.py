@@ -84,6 +84,7 @@ class MosquittoClient(RealClient):
         self._start()
 
     def _start(self) -> None:
+        self._end(kill=False)  # one that is displaced would connect again and again
         line = ["stdbuf", "-oL", "mosquitto_sub", *self._common(), *self.options, *self.filters, "-d", "-F", "%j"]
         # `-d` tells when the SUBACK is there.
         self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
