@@ -25,8 +25,7 @@ serve: setup ## Run a node until it is stopped (ARGS="--mqtt 127.0.0.1:1883")
 
 .PHONY: test
 test: setup ## Run all tests, three at a time (ARGS="tests/unit -k window" runs some, one at a time)
-	@scripts/need-commands java mosquitto mosquitto_pub mosquitto_sub node npm redis-server
-	@scripts/need-commands haproxy || echo "without haproxy the load balancer of deploy/cluster is not tried"
+	@scripts/need-commands java mosquitto mosquitto_pub mosquitto_sub node npm redis-server haproxy
 	@scripts/npm-packages tests/npm .build/npm
 	@$(if $(ARGS),.venv/bin/python -m pytest $(ARGS),scripts/test)
 

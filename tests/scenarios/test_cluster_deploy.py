@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections import Counter
@@ -82,8 +81,6 @@ def test_secrets_are_made_once_and_are_private(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Composed]:
-    if shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin") is None:
-        pytest.skip("haproxy is not installed (scripts/need-commands haproxy)")
     said = plain_yaml((DEPLOY / "compose.yaml").read_text())
     with Composed(said, DEPLOY, "172.30.98.") as running:
         yield running
